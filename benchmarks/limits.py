@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.cases import Case
 from clearhead import __version__
-from clearhead.bench.measure import Call
+from clearhead.bench.self_check import Call
 from clearhead.errors import EngineError
 
 SIDE = 2048  # of the squares that are multiplied

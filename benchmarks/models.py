@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.memory import apart, peak
-from clearhead.bench.measure import interleaved, ratio
+from clearhead.bench.self_check import interleaved, ratio
 from clearhead.digits import fixed
 
 SIZES, LONG, BEFORE, CHAIN = (128, 1024, 4096), 8192, 128, 32
@@ -54,7 +54,7 @@ def costs(threads: int, *, quick: bool) -> list[ModelCost]:
         for task in ("prefill", "run"):
             calls = {"ours": partial(ours[task], tokens), "sdpa": partial(theirs[task], tokens)}
             timings = interleaved(calls, rounds=5 if quick else 9, slice_seconds=0.0)
-            seconds, times = timings["ours"].median, ratio(timings["ours"], timings["sdpa"])
+            seconds, times = median(timings["ours"]), ratio(timings["ours"], timings["sdpa"])
             results.append(ModelCost(task, tokens, seconds, times, None, None))
     chains = [(ours["decode"](BEFORE), theirs["decode"](BEFORE)) for _ in range(3 if quick else 11)]
     steps = median(a for a, _ in chains) / CHAIN

@@ -9,7 +9,7 @@ import numpy as np
 import clearhead as ch
 from benchmarks.cases import Case
 from clearhead import engines
-from clearhead.bench.measure import Call
+from clearhead.bench.self_check import Call
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.call import describe

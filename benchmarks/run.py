@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks import peers, written
 from benchmarks.cases import Case
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit, limit_of
-from clearhead.bench.measure import interleaved, ratio
+from clearhead.bench.self_check import interleaved, ratio
 
 _LIMIT = "limit"  # among the contestants
 
@@ -66,7 +67,7 @@ def measure(
     work = case.bytes_read if case.kind == "decode" else case.multiply_adds
     return Row(
         case,
-        {name: timing.median for name, timing in timings.items()},
+        {name: median(timing) for name, timing in timings.items()},
         {name: ratio(timing, local) for name, timing in timings.items() if name != "clearhead"},
         bound,
         {name: work / limit.work * ratio(most, timing) for name, timing in timings.items()},

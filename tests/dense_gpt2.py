@@ -98,7 +98,7 @@ def dense(model, ids, added=None, weigh=None, factors=None):
         joined = outputs[-1].swapaxes(0, 1).reshape(n, -1)
         hidden = hidden + joined @ w[f"{name}.attn.c_proj.weight"] + w[f"{name}.attn.c_proj.bias"]
         y = normal(hidden, f"{name}.ln_2") @ w[f"{name}.mlp.c_fc.weight"] + w[f"{name}.mlp.c_fc.bias"]
-        y = ACTIVATIONS[config.activation].value(y)
+        y = ACTIVATIONS[config.activation][0](y)
         hidden = hidden + y @ w[f"{name}.mlp.c_proj.weight"] + w[f"{name}.mlp.c_proj.bias"]
     return normal(hidden, "ln_f") @ w["lm_head.weight"].T, np.stack(weights), np.stack(outputs)
 

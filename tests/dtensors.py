@@ -1,6 +1,6 @@
 """Ranks of the tests of attention on DTensors: outputs, statistics, gradients, bits, messages and refusals.
 
-`python dtensors.py DIRECTORY SCENARIO,…/WORLD/SEED/… …`, started by ranks.py, runs functions of this script.
+`python dtensors.py DIRECTORY SCENARIO,…/WORLD/SEED/… …`, started by test_dtensors.py, runs functions of this script.
 """
 
 import os

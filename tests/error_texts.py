@@ -1,4 +1,4 @@
-"""Checks of the exact text of an error."""
+"""Checks of the exact text of an error, of engines that may not run, and of the passes that they take."""
 
 from collections.abc import Callable
 from itertools import product
@@ -42,3 +42,13 @@ def let_no_engine_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _begin(*args: Any) -> Any:
     raise AssertionError("work began before the input was read")
+
+
+def passes_of(engine: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """The passes of an engine, in the order in which they begin from now on."""
+    taken: list[str] = []
+    for name in names:
+        work = getattr(engine, name)
+        noted = lambda *inputs, name=name, work=work: (taken.append(name), work(*inputs))[1]  # noqa: E731
+        monkeypatch.setattr(engine, name, noted)
+    return taken

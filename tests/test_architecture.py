@@ -1,21 +1,27 @@
-"""The architecture: imports only go down, modules are short, heavy packages load late, public names are documented."""
+"""The architecture: imports go down, modules and calls are short, heavy packages load late, names are documented."""
 
 import ast
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Unpack
 
+import numpy as np
 import pytest
+import torch
 
 import clearhead
+import clearhead as ch
 from clearhead import engines
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched
 from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.engines import native
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
@@ -200,7 +206,7 @@ def test_matrices_load_nothing_that_shows_them():
     assert not [name for name in loaded if name.startswith(("clearhead.view", "clearhead.words", "clearhead.tables"))]
 
 
-def test_the_command_line_lets_openblas_sleep_before_numpy_is_loaded():
+def test_the_command_lets_openblas_sleep_before_numpy_loads():
     assert "numpy" not in loaded_by("import clearhead.cli")
     said = python(
         "import os; from clearhead.cli import main; main(['info']); print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
@@ -264,3 +270,43 @@ def test_a_docstring_names_the_errors_that_its_function_raises():
             assert "Raise" in words, f"{name} does not say what it raises"
         if "." not in name:
             assert ">>>" in words, f"{name} has no example"
+
+
+FOLDER = str(Path(ch.__file__).parent)
+Q = np.random.default_rng(0).standard_normal((2, 3, 5, 8)).astype(np.float32)
+T = torch.from_numpy(Q)
+A = ch.AttentionMatrix(Q, Q, causal=True)
+
+
+def entered(call: Callable[[], Any]) -> tuple[set[str], set[CodeType]]:
+    """The files and functions of the package that the third call like this enters."""
+    functions: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        inner = frame.f_code.co_name.startswith("<")  # a comprehension, which later versions of Python do not enter
+        if event == "call" and not inner and frame.f_code.co_filename.startswith(FOLDER):
+            functions.add(frame.f_code)
+
+    call(), call()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return {code.co_filename for code in functions}, functions
+
+
+CALLS: dict[str, tuple[Callable[[], Any], int, int]] = {
+    "attention of arrays": (lambda: ch.attention(Q, Q, Q, causal=True), 8, 20),
+    "attention of tensors": (lambda: ch.attention(T, T, T, causal=True), 12, 30),
+    "A[0, 1, 3]": (lambda: A[0, 1, 3], 10, 30),
+}
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="the native engine is not compiled here")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_enters_few_files_and_functions(name: str):
+    call, most_files, most_functions = CALLS[name]
+    files, functions = entered(call)
+    assert len(files) <= most_files, sorted(Path(file).name for file in files)
+    assert len(functions) <= most_functions, sorted(code.co_qualname for code in functions)

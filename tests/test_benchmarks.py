@@ -1,7 +1,9 @@
-"""Small runs of benchmarks/: a few on the CPU, those of the GPU in Triton's interpreter; and of `clearhead bench`."""
+"""Small runs of benchmarks/, those of the GPU in Triton's interpreter; `clearhead bench`; the runner of breakages."""
 
 import json
+import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import command, limits, models, run
+from benchmarks import breakages, command, limits, models, run
 from benchmarks.__main__ import main
+from benchmarks.breakages import Breakage
 from benchmarks.cases import Case
 from benchmarks.faithful import Faithful
 from benchmarks.groups import GROUPS
@@ -22,7 +25,7 @@ from benchmarks.model import Share
 from benchmarks.models import ModelCost
 from clearhead import cli
 from clearhead.bench import self_check
-from clearhead.bench.measure import Timing, interleaved
+from clearhead.bench.self_check import interleaved
 from clearhead.errors import EngineError, MissingExtraError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
@@ -129,9 +132,9 @@ def test_a_share_is_the_works_rate_divided_by_the_limits(monkeypatch: pytest.Mon
     assert limits.limit_of(half, slow) == limits.limit_of(case, known) == "float32 product"
     seconds = {"clearhead": [2.0, 4.0, 4.0], "torch": [8.0, 8.0, 8.0], "limit": [1.0, 1.0, 3.0]}
 
-    def timed(calls: dict[str, Any], **_: Any) -> dict[str, Timing]:
+    def timed(calls: dict[str, Any], **_: Any) -> dict[str, list[float]]:
         calls["limit"]()
-        return {name: Timing(seconds[name]) for name in calls}
+        return {name: seconds[name] for name in calls}
 
     monkeypatch.setattr(run, "interleaved", timed)
     for one, bound, work in ((case, "float32 product", 2 * 2 * 40 * 40 * 16), (decoding, "reads", 2 * 2 * 50 * 8 * 4)):
@@ -213,6 +216,85 @@ def test_nan_counts_as_a_wrong_answer():
 
 
 def test_the_command_runs_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(self_check, "measured", lambda case: self_check.Line(case.name, "native", 2e-3, {"torch": 2.0}))
+    monkeypatch.setattr(self_check, "measured", lambda _: ("native", 2e-3, {"torch": 2.0}))
     assert cli.main(["bench"]) == 0
     assert capsys.readouterr().out.count("torch 2.00") == len(self_check.CASES)
+
+
+TESTS = """
+import pytest
+from sums import doubled, halved
+def test_doubled(): assert doubled(3) == 6
+@pytest.mark.gate
+def test_halved(): assert halved(6) == 3
+"""
+SUMS = "def doubled(x): return x + x\n\ndef halved(x): return x / 2\n\ndef unused(x): return 3 * x\n"
+SETTINGS = '[tool.pytest.ini_options]\npythonpath = ["."]\nmarkers = ["gate", "long"]\n'
+EVERY = [
+    Breakage("doubling", "sums.py", "x + x", "x + 1"),
+    Breakage("halving", "sums.py", "x / 2", "x / 3"),
+    Breakage("a name", "sums.py", "def halved", "def halve"),  # no test can be collected
+    Breakage("unused", "sums.py", "3 * x", "4 * x"),
+]
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root, temporary = tmp_path / "toy", tmp_path / "temporary"
+    for folder in (root, temporary):
+        folder.mkdir()
+    for name, text in (("sums.py", SUMS), ("test_sums.py", TESTS), ("pyproject.toml", SETTINGS)):
+        (root / name).write_text(text, encoding="utf-8")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.setattr(breakages, "ROOT", root)
+    monkeypatch.setitem(breakages.TIERS, "gate", ["-m", "gate"])  # the toy has no profiles of hypothesis
+    monkeypatch.setattr(breakages, "read", lambda: EVERY)
+    monkeypatch.setattr(breakages, "build_kernel", lambda _: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return root
+
+
+@pytest.mark.gate
+def test_the_table_says_which_tier_and_test_noticed_a_breakage(toy: Path, capsys: pytest.CaptureFixture[str]):
+    assert breakages.main(["--baseline"]) == 1
+    out, err = capsys.readouterr()
+    cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in out.splitlines()[2:6]]
+    assert cells == [
+        ["doubling", "sums.py", "default", "test_sums.py::test_doubled"],
+        ["halving", "sums.py", "gate", "test_sums.py::test_halved"],
+        ["a name", "sums.py", "default", "test_sums.py"],
+        ["unused", "sums.py", "**nobody**", ""],
+    ]
+    assert "4 breakages: 2 by default, 1 by gate, 1 by nobody.\nNot noticed: unused." in out
+    assert "nothing broken: all pass" in err
+    assert (toy / "sums.py").read_text(encoding="utf-8") == SUMS
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
+def test_where_the_source_has_changed_nothing_runs(toy: Path, capsys: pytest.CaptureFixture[str]):
+    (toy / "sums.py").write_text(SUMS.replace("x / 2", "x * 0.5") + "y = x + x\n", encoding="utf-8")
+    assert breakages.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "this breakage no longer applies: doubling: its text stands in sums.py 2 times.",
+        "this breakage no longer applies: halving: its text stands in sums.py 0 times.",
+    ]
+    assert breakages.main(["--list", "--only", "unused"]) == 0
+    assert breakages.main(["--only", "tripling"]) == 2
+
+
+def test_an_interrupt_leaves_nothing_behind(toy: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(breakages, "first_failure", interrupted)
+    assert breakages.main(["--tier", "default"]) == 130
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
+@pytest.mark.gate
+def test_tests_that_do_not_end_count_as_failed(toy: Path, capsys: pytest.CaptureFixture[str]):
+    (toy / "test_sums.py").write_text("def test_endless():\n    while True: pass\n", encoding="utf-8")
+    assert breakages.main(["--only", "doubling", "--limit", "2"]) == 0
+    assert "it did not end within 2 s" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import clearhead as ch
 from clearhead.core import visibility
 from clearhead.view import captions as module
 from clearhead.view.captions import KINDS, captions
-from clearhead.view.head_summary import HeadSummary, even_heads, summarise_heads
+from clearhead.view.head_summary import even_heads, summarise_heads
 from seeds import fresh
 
 HEADS, KV_HEADS, N, D_K = 4, 2, 23, 8
@@ -89,8 +89,9 @@ def test_the_table_is_what_the_docstring_says():
 
 
 def test_unknown_statistics_have_no_caption_cross_attention_has():
-    unknown = HeadSummary(*[[np.nan, np.nan]] * 5)
-    even = HeadSummary([0.1], [0.1], [0.1], [5.0], [2.5])
+    names = ("sink", "previous", "diagonal", "distance", "entropy")
+    unknown = {name: [np.nan, np.nan] for name in names}
+    even = dict(zip(names, ([0.1], [0.1], [0.1], [5.0], [2.5]), strict=True))
     assert captions(unknown, even) == [None, None]
     q, k = (fresh().standard_normal((1, 2, n, D_K)) for n in (9, 14))
     matrix = ch.AttentionMatrix(4 * q, k)
@@ -141,4 +142,4 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
         "entropy": (np.log(np.maximum(visible.sum(-1), 1)), real),
     }
     for statistic, (values, which) in expected.items():
-        assert getattr(result, statistic) == pytest.approx([values[which].mean()], abs=1e-9), statistic
+        assert result[statistic] == pytest.approx([values[which].mean()], abs=1e-9), statistic

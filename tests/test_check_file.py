@@ -1,9 +1,15 @@
-"""`check_file`: which step is wrong, by how much, and which mistake explains it."""
+"""`check_file`: which step is wrong, by how much, and which mistake explains it; claims of layers, names of tokens."""
+
+import json
+import re
 
 import numpy as np
 import pytest
 
+import clearhead as ch
+from clearhead.cli import main
 from clearhead.diagnosing.claims import check_file, is_consequence
+from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError, FileError, ShapeError, UnknownNameError
 from diagnosing import EXAMPLE, WRONG, softmax, written
 from seeds import fresh
@@ -50,11 +56,7 @@ def test_a_wrong_step_is_told_from_those_that_follow_from_it(tmp_path):
     [
         ("weights", lambda q, k, v: softmax(q @ k.T / 2), "causal mask missing"),
         ("scores", lambda q, k, v: q @ k, "transpose missing"),
-        ("scores", lambda q, k, v: k @ q.T, "q and k swapped"),
         ("scaled", lambda q, k, v: q @ k.T / 4, "scale 1/d_k"),
-        ("weights", lambda q, k, v: softmax(q @ k.T, -1), "no scale"),
-        ("weights", lambda q, k, v: softmax(q @ k.T / 2, 0), "softmax over queries"),
-        ("weights", lambda q, k, v: softmax(q @ k.T / 2, None), "softmax over the whole matrix"),
         ("output", lambda q, k, v: softmax(q @ k.T / 2, -1).T @ v, "weights transposed"),
         ("output", lambda q, k, v: softmax(q @ k.T / 2, -1) @ k, "keys instead of values"),
     ],
@@ -100,3 +102,182 @@ def test_files_with_wrong_contents_are_refused(tmp_path, data, error, words):
         check_file(written(tmp_path / "case.json", data))
     assert words in str(caught.value)
     assert "\n" not in caught.value.one_line()
+
+
+STEPS = ("q", "k", "v", "scores", "scaled", "weights", "heads", "concat", "output")
+
+
+def layer(heads=2, **more):
+    rng = fresh()
+    widths = {"w_q": (6, 8), "w_k": (6, 8), "w_v": (6, 6), "w_o": (6, 5)}
+    inputs = {"x": rng.standard_normal((4, 6))} | {n: rng.standard_normal(size) for n, size in widths.items()}
+    return inputs | {"num_heads": heads} | more
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_every_step_of_a_layer_can_be_claimed(tmp_path, heads, convention):
+    inputs = layer(heads, b_v=fresh().standard_normal(6), causal=True)
+    if convention == "columns":
+        inputs |= {n: inputs[n].T for n in ("x", "w_q", "w_k", "w_v", "w_o")} | {"convention": "columns"}
+    t = ch.trace_layer(**inputs)
+    case = check_file(written(tmp_path / "case.npz", inputs | {name: getattr(t, name) for name in STEPS}))
+    assert [v.name for v in case.verdicts] == list(STEPS)
+    assert case.first_wrong is None
+
+
+@pytest.mark.gate
+def test_layers_whose_numbers_overflow_give_no_warning(tmp_path):
+    rng = fresh()
+    for number in range(12):
+        inputs = layer(2, b_q=rng.standard_normal(8), b_v=rng.standard_normal(6))
+        for name in rng.choice([name for name in inputs if name != "num_heads"], 3, replace=False):
+            inputs[name] = inputs[name] * 10.0 ** rng.integers(100, 307)
+        t = ch.trace_layer(**inputs)
+        claims = {name: np.nan_to_num(getattr(t, name)) * rng.choice([1, -1, 1e-9]) for name in rng.choice(STEPS, 3)}
+        case = check_file(written(tmp_path / f"{number}.npz", inputs | claims))
+        json.dumps(case.to_json(), allow_nan=False)
+        str(case)
+
+
+def test_q_k_and_v_may_be_claimed_before_they_are_split(tmp_path):
+    inputs = layer()
+    x = inputs["x"]
+    whole = {n: x @ inputs[f"w_{n}"] for n in "qkv"}
+    h = ch.trace_layer(x, inputs["w_q"], inputs["w_k"], inputs["w_v"], num_heads=2).output
+    capital = {"Q": whole["q"], "K": whole["k"], "V": whole["v"], "H": h}
+    case = check_file(written(tmp_path / "case.npz", inputs | capital))
+    assert [v.right for v in case.verdicts] == [True] * 4
+    assert [v.name for v in case.verdicts] == ["q", "k", "v", "concat"]
+    turned = {n: inputs[n].T for n in ("x", "w_q", "w_k", "w_v", "w_o")}
+    data = {**inputs, **turned, **{n: a.T for n, a in capital.items()}, "convention": "columns"}
+    assert check_file(written(tmp_path / "case.npz", data)).first_wrong is None
+
+
+def test_what_follows_from_a_wrong_claim_is_told_apart(tmp_path):
+    inputs = layer(1)
+    x, w_q, w_k, w_v, w_o = (inputs[n] for n in ("x", "w_q", "w_k", "w_v", "w_o"))
+    q, k, v = x @ w_q + 0.5, x @ w_k, x @ w_v + 1.0  # wrong by a bias that the file does not have
+    scores = q @ k.T
+    a = softmax(scores / np.sqrt(8))
+    claims = {"q": q, "k": k, "v": v, "scores": scores, "weights": a, "h": a @ v, "output": a @ v @ w_o}
+    verdicts = {v.name: v for v in check_file(written(tmp_path / "case.npz", inputs | claims)).verdicts}
+    assert verdicts["k"].right
+    assert {n: v.source for n, v in verdicts.items()} == {
+        "q": None, "k": None, "v": None, "scores": "q", "weights": "scores", "concat": "weights, v", "output": "concat",
+    }  # fmt: skip
+    assert all(is_consequence(verdicts[n]) for n in ("scores", "weights", "concat", "output"))
+    for off in (0, 1):
+        data = inputs | {"q": q, "v": v, "output": a @ v @ w_o + off}
+        last = check_file(written(tmp_path / "case.npz", data)).verdicts[-1]
+        assert is_consequence(last) == (not off)
+        assert off or last.source == "q, v"
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "mistake"),
+    [
+        ("q", lambda i: i["x"] @ i["w_q"].T + i["b_q"], "W transposed"),
+        ("k", lambda i: i["x"] @ i["w_k"].T + i["b_k"], "W transposed"),
+        ("v", lambda i: i["x"] @ i["w_v"], "projection bias left out"),
+        ("q", lambda i: (i["x"] @ i["w_q"] + i["b_q"]).reshape(2, 4, 3), "heads split without the transpose"),
+        ("q", lambda i: (i["x"] @ i["w_q"] + i["b_q"]).reshape(4, 3, 2).transpose(2, 0, 1), "heads interleaved"),
+        ("heads", lambda i: ch.trace_layer(**i, scale=1.0).heads, "no scale"),
+        ("concat", lambda i: np.asarray(ch.trace_layer(**i).heads).reshape(4, 6), "heads merged without the transpose"),
+    ],
+)
+def test_mistakes_in_claims_of_a_layer_are_named(tmp_path, name, make, mistake):
+    rng = fresh()
+    inputs = {"x": rng.standard_normal((4, 6)), "num_heads": 2}
+    inputs |= {f"w_{n}": rng.standard_normal((6, 6)) for n in "qkvo"}
+    inputs |= {f"b_{n}": rng.standard_normal(6) for n in "qkv"}
+    case = check_file(written(tmp_path / "case.npz", inputs | {name: make(inputs)}))
+    assert case.first_wrong is not None
+    assert (case.first_wrong.name, case.first_wrong.mistake) == (name, mistake)
+    assert case.first_wrong.did("en") != case.first_wrong.did("zh") != []
+
+
+def test_claims_that_no_mistake_explains_stay_unexplained(tmp_path):
+    inputs = layer()
+    for name in ("q", "k", "v", "heads", "concat"):
+        off = np.asarray(getattr(ch.trace_layer(**inputs), name))
+        case = check_file(written(tmp_path / "case.npz", inputs | {name: off + fresh().standard_normal(off.shape)}))
+        assert case.first_wrong is not None
+        assert case.first_wrong.mistake is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"H": np.ones((4, 6)), "concat": np.ones((4, 6))}, "holds both H and concat"),
+        ({"q": np.ones((4, 7))}, "the claimed q has shape (4, 7), but this step has shape (2, 4, 4)"),
+        ({"w_k": None, "q": np.ones((4, 8))}, "holds both q and x"),
+    ],
+)
+def test_claims_that_do_not_fit_are_refused(tmp_path, more, words):
+    data = {name: value for name, value in {**layer(), **more}.items() if value is not None}
+    with pytest.raises(FileError, match=re.escape(words)):
+        check_file(written(tmp_path / "case.npz", data))
+
+
+def test_steps_of_a_layer_are_not_claimed_of_q_k_and_v(tmp_path):
+    q = fresh().standard_normal((3, 4))
+    with pytest.raises(FileError, match="claims concat, a step of a layer"):
+        check_file(written(tmp_path / "case.npz", {"q": q, "k": q, "v": q, "H": q}))
+
+
+def cross(tmp_path):
+    rng = fresh()
+    q, k, v = rng.standard_normal((2, 3)), rng.standard_normal((4, 3)), rng.standard_normal((4, 2))
+    names = {"tokens": ["le", " chat"], "source_tokens": ["the", " cat", " sat", " on"]}
+    data = {"q": q.tolist(), "k": k.tolist(), "v": v.tolist(), **names}
+    (tmp_path / "cross.json").write_text(json.dumps(data))
+    return data, names, tmp_path / "cross.json"
+
+
+def test_tokens_of_a_file_are_shown_everywhere(tmp_path, capsys):
+    data, names, place = cross(tmp_path)
+    case = check_file(place)
+    assert (case.tokens, case.sources) == (names["tokens"], names["source_tokens"])
+    assert main(["trace", str(place), "--query", "1", "--json", str(tmp_path / "out.json")]) == 0
+    said = capsys.readouterr().out
+    assert "query 1 chat: each score is two lengths and an angle" in said
+    for name in ("le ", "cat", "sat", "0 the", "1 ␣cat"):
+        assert name in said
+    tokens = json.loads((tmp_path / "out.json").read_text())["tokens"]
+    assert tokens == {"queries": names["tokens"], "keys": names["source_tokens"]}
+    case.save(tmp_path / "page.html")
+    assert '"tokens":["le"," chat"]' in (tmp_path / "page.html").read_text().replace(", ", ",").replace('": ', '":')
+    arrays = {n: np.array(x) for n, x in data.items()}
+    assert check_file(written(tmp_path / "case.npz", arrays)).sources == names["source_tokens"]
+    (tmp_path / "wrong.json").write_text(json.dumps({**data, "theirs": [[100.0, 1], [2, 3]]}))
+    assert "query 0 (le), column 0" in diagnose_file(tmp_path / "wrong.json").told()
+    (tmp_path / "short.json").write_text(json.dumps({**data, "tokens": ["le"]}))
+    with pytest.raises(ShapeError, match="tokens has 1 strings for 2 queries"):
+        check_file(tmp_path / "short.json")
+
+
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_the_terminal_shows_lengths_and_angles_of_a_query(tmp_path, capsys, convention):
+    rng = fresh()
+    q, k, v = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 3, 5)), rng.standard_normal((2, 2, 3, 2))
+    arrays = {"q": q, "k": k, "v": v}
+    if convention == "columns":
+        arrays = {n: x.swapaxes(-1, -2) for n, x in arrays.items()} | {"convention": "columns"}
+    place = written(tmp_path / "case.npz", arrays)
+    assert main(["trace", str(place), "--batch", "1", "--head", "3", "--query", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("query 2: each score"))
+    shown_norm = float(lines[start + 1].split("‖q‖ = ")[1].split(";")[0])
+    np.testing.assert_allclose(shown_norm, np.linalg.norm(q[1, 3, 2]), atol=6e-5)
+    for j, line in enumerate(lines[start + 3 : start + 6]):
+        key = k[1, 1, j]
+        norm, score = np.linalg.norm(key), q[1, 3, 2] @ key
+        shown = [float(text) for text in line.split()[1:]]
+        np.testing.assert_allclose(shown[:3], [norm, score / norm / np.linalg.norm(q[1, 3, 2]), score], atol=6e-5)
+
+
+def test_a_query_that_is_not_there_is_refused(tmp_path, capsys):
+    q = fresh().standard_normal((3, 4))
+    assert main(["trace", str(written(tmp_path / "case.npz", {"q": q, "k": q, "v": q})), "--query", "3"]) == 2
+    assert "query 3 is outside 0..2: the file has 3 queries" in capsys.readouterr().err

@@ -156,6 +156,7 @@ def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     for pretend in (False, True):
         if pretend:
             monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+            monkeypatch.setattr("clearhead.core.call.key_of", lambda *arrays: None)  # that of tensors on a GPU
         real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
         with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
             model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)

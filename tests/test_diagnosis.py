@@ -17,7 +17,8 @@ from clearhead.core.call import describe
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed
-from clearhead.diagnosing.search import BUDGET, Search
+from clearhead.diagnosing.search import Search
+from clearhead.diagnosing.verdict import BUDGET
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from diagnosing import softmax
 from problems import in_the_gate

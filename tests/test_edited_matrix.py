@@ -22,7 +22,7 @@ from clearhead.errors import RuleError
 from problems import Case, cases, examples
 from seeds import fresh
 from slack import assert_close
-from test_copies import COPIES, same
+from test_lazy_matrix import COPIES, same
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 FACTOR = 6.0  # times the rounding of a naive run, as in slack.py; dividing the rules' numbers rounds once more
@@ -348,13 +348,3 @@ def test_a_pickled_edit_of_what_requires_gradients_is_refused():
     with pytest.raises(RuleError, match=r"spans\[2\] belongs to PyTorch's graph"):
         pickle.dumps(matrix.cut(keys=0))
     assert pickle.loads(pickle.dumps(matrix)).logsumexp().shape == (3,)
-
-
-KEYS = [np.s_[:, :, 3], np.s_[..., 3], np.s_[1, :, -2, 1:], np.s_[:, 0, 2, 4], np.s_[..., 1:4, ::2]]
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_the_transposed_matrix_is_indexed_as_numpys(key):
-    q, k = (fresh().standard_normal((2, 3, n, 4)) for n in (5, 6))
-    A = ch.AttentionMatrix(q, k, causal=True, query_offset=1)
-    np.testing.assert_array_equal(A.T[key], np.asarray(A).swapaxes(-1, -2)[key])

@@ -32,15 +32,12 @@ EDITS = [
 ]
 
 
-def test_an_edit_prints_as_the_call_that_makes_it():
+def test_edits_print_compare_and_hash_as_what_they_say():
     for edit in EDITS:
         assert eval(f"ch.{edit!r}", {"ch": ch}) == edit
     assert repr(EDITS[0]) == "cut(queries='on', keys='sat', layers=[0])"
     assert repr(EDITS[2]) == "cut(queries=[3, -1], keys=[True, False])"
     assert repr(EDITS[5]) == "boost(keys='sat#2', by=0.3, heads=[0, 2])"
-
-
-def test_edits_are_equal_and_hash_by_what_they_say():
     assert len(set(EDITS + list(EDITS))) == len(EDITS)
     assert ch.cut(keys=[1, 2]) == ch.cut(keys=(1, 2)) != ch.cut(queries=[1, 2])
     assert ch.off(layers=["-1"], heads=[2]) == ch.off(layers=[-1], heads=(2,)) != ch.off(heads={-1: [2]})

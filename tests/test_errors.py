@@ -1,5 +1,6 @@
 """The exact error texts for bad arrays and rules: the argument, its shape in named axes, what was expected."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.core import call as core_call
-from clearhead.errors import EngineError, RuleError, unknown
+from clearhead.errors import DtypeError, EngineError, RuleError, shown, unknown
 from error_texts import Errors, exact_texts
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
@@ -169,14 +170,11 @@ def test_the_hint_for_offsets_works():
         ch.attention(Q, K, V, causal=True, query_offset=offset)
 
 
-def test_an_unknown_engine_in_the_environment_fails(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_names_an_engine_or_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_ENGINE", "warp")
     for call in (flat(), lambda: ch.plan(FLAT, FLAT), lambda: ch.AttentionMatrix(FLAT, FLAT)):
         with pytest.raises(TypeError, match=r"^unknown engine `warp`\."):
             call()
-
-
-def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
     assert ch.plan(FLAT, FLAT).engine == "portable"
 
@@ -203,3 +201,16 @@ def test_the_one_line_form_keeps_every_word():
     error = unknown("rule", "masc", ["mask", "bias"])
     assert error.one_line() == "unknown rule `masc`. hint: did you mean `mask`? Known: bias, mask."
     assert RuleError("scale is\n  nan.").one_line() == "scale is nan."
+
+
+def test_anything_can_be_shown():
+    endless: list[Any] = []
+    enormous = np.broadcast_to(np.float32(1), (2, 4, 2**40, 8))
+    endless.append(endless)
+    lazy = torch.nn.LazyLinear(3).weight
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    meta = torch.ones(3, device="meta")
+    for value in (lazy, nested, meta, endless, itertools.repeat(1), [0] * 10**7, "x" * 10**7, enormous):
+        assert 0 < len(shown(value)) <= 160
+    with pytest.raises(DtypeError, match="has no shape yet"):
+        ch.attention(lazy, np.eye(3), np.eye(3))

@@ -15,8 +15,7 @@ import wrong
 from clearhead.diagnosing import search
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.search import BUDGET
-from clearhead.diagnosing.verdict import Diagnosis, MistakeExplanation, said
+from clearhead.diagnosing.verdict import BUDGET, Diagnosis, MistakeExplanation, said
 from clearhead.errors import FileError
 from diagnosing import diagnosed, qkv, softmax
 from problems import of_tiers
@@ -46,16 +45,16 @@ def catalogue(entries: Any) -> Iterator[None]:
 
 def sizes_of(explanation: MistakeExplanation) -> set[Any]:
     """The sizes that it names: of blocks, of tails."""
-    candidates = (explanation.candidate, *explanation.alike)
+    candidates = (explanation, *explanation.alike)
     values = (value for e in candidates for change in e.changes for value in change.values())
     return {value for value in values if isinstance(value, tuple)}
 
 
 def holds(claim: MistakeExplanation, again: Again) -> bool:
     """Does the claim explain the same code on other inputs?"""
-    if any(mistake.evidence != "numbers" for mistake in claim.candidate.mistakes):
+    if any(mistake.evidence != "numbers" for mistake in claim.entries):
         return False
-    with catalogue(claim.candidate.mistakes):
+    with catalogue(claim.entries):
         for longer in range(2):
             diagnosis = again(longer)
             same = [e for e in diagnosis.explanations if set(e.mistakes) == set(claim.mistakes)]

@@ -1,4 +1,4 @@
-"""Laws of attention that results obey for any inputs: of every pass on every engine, and of the weights alone."""
+"""Laws of attention that results obey for any inputs: of every pass on every engine, of the weights, and of bits."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,6 +18,7 @@ from clearhead.core.arrays import FLOATS, statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.engines import native, triton
+from error_texts import passes_of
 from passes import PASSES, RECOMPUTED, Answers, Question, each_unreached, nothing, unseen
 from problems import INTERPRETED, RULES, Case, cases, examples, refused
 from seeds import normal
@@ -314,22 +315,60 @@ def test_one_head_has_the_bits_of_the_two_dimensional_call(rules: dict[str, Any]
 
 
 def test_all_statistics_take_two_passes(monkeypatch: pytest.MonkeyPatch):
-    engine, passes = engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), []
-
-    def count(name: str) -> None:
-        work = getattr(engine, name)
-
-        def counted(*args: Any) -> Any:
-            passes.append(name)
-            return work(*args)
-
-        monkeypatch.setattr(engine, name, counted)
-
-    count("rows")
-    count("columns")
+    passes = passes_of(engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), monkeypatch, "rows", "columns")
     matrix, v = ch.AttentionMatrix(normal(5, 4), normal(6, 4)), normal(6, 2)
     matrix.observe(v, logsumexp=True, entropy=True, top=2, received=True, peak=True, image=(2, 2))
     assert passes == ["rows", "columns"]
     matrix.observe(received=True, logsumexp=True)
     matrix.logsumexp()
     assert passes == ["rows", "columns", "columns"]
+
+
+ROWS: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True}
+COLUMNS: dict[str, Any] = {"received": True, "peak": True, "image": (9, 70)}
+
+
+def answers(case: Case, **wanted: Any) -> dict[str, Array]:
+    """The requested statistics and the output, by name."""
+    seen = case.matrix().observe(case.v, **wanted)
+    return {name: getattr(seen, name) for name in (*wanted, "output")}
+
+
+def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
+    for name, array in expected.items():
+        np.testing.assert_array_equal(actual[name], array, err_msg=name, strict=True)
+
+
+@given(case=cases(), data=st.data())
+def test_requesting_other_statistics_changes_no_bit(case: Case, data: st.DataObject):
+    together = answers(case, **ROWS, **COLUMNS)
+    one = data.draw(st.sampled_from((*ROWS, *COLUMNS)))
+    alone = answers(case, **{one: {**ROWS, **COLUMNS}[one]})
+    if one == "received":  # beside an output alone, the native engine adds up the weights of the row pass
+        np.testing.assert_allclose(together["received"], alone.pop("received"), rtol=1e-5, atol=1e-5)
+    assert_same_bits(together, alone)
+    np.testing.assert_array_equal(case.attention(), together["output"], strict=True)
+    np.testing.assert_array_equal(case.matrix() @ case.v, together["output"], strict=True)
+    np.testing.assert_array_equal(case.matrix().logsumexp(), together["logsumexp"], strict=True)
+
+
+@given(case=cases(), data=st.data())
+def test_a_used_matrix_gives_the_same_bits_as_a_fresh_one(case: Case, data: st.DataObject):
+    names = data.draw(st.sets(st.sampled_from((*ROWS, *COLUMNS)), min_size=1))
+    asked = {name: {**ROWS, **COLUMNS}[name] for name in names}
+    v = case.v if data.draw(st.booleans()) else None
+    matrix = case.matrix()
+    fresh = matrix.observe(v, **asked)
+    matrix.logsumexp()  # the matrix keeps the log-sum-exp from here on
+    used = matrix.observe(v, **asked)
+    for name in (*names, *(["output"] if v is not None else [])):
+        np.testing.assert_array_equal(getattr(used, name), getattr(fresh, name), err_msg=name, strict=True)
+
+
+def test_inputs_are_not_modified():
+    rng = np.random.default_rng(0)
+    q, k, v, bias = (rng.standard_normal(shape) for shape in ((5, 4), (7, 4), (7, 3), (5, 7)))
+    before = [x.copy() for x in (q, k, v, bias)]
+    ch.AttentionMatrix(q, k, bias=bias, softcap=2.0).observe(v, **ROWS, **COLUMNS)
+    for x, y in zip((q, k, v, bias), before, strict=True):
+        np.testing.assert_array_equal(x, y)

@@ -33,7 +33,7 @@ def cells(page, figure):
     return [number(text) for text in page.locator(".figure").nth(figure).locator("text.number").all_text_contents()]
 
 
-def test_the_slider_changes_everything_to_the_numbers_of_its_step(running, run, pages):
+def test_the_slider_shows_the_numbers_of_its_step(running, run, pages):
     place = int(fresh().integers(1, len(run.step) - 1))
     with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").focus()
@@ -86,7 +86,7 @@ def test_under_reduced_motion_nothing_moves_by_itself(running, pages):
         assert page.locator("#lesson").input_value() == "4"
 
 
-def test_a_chosen_cell_and_the_step_stay_when_theme_and_language_change(running, run, pages):
+def test_cell_and_step_stay_when_theme_and_language_change(running, run, pages):
     with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").fill("23")
         figure = page.locator(".figure").nth(1)

@@ -30,6 +30,7 @@ from clearhead.models.finding import load_model as find
 from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
 from diagnosing import EXAMPLE
+from terminal import call
 from test_saving import somebody_else
 
 SHIPPED = Path(str(resources("clearhead") / "models" / "rhymes"))
@@ -327,3 +328,13 @@ def test_damaged_files_give_a_result_or_a_library_error(count: int):
     again = f"python -m tests.damaged_files {seed} {count} NUMBER"
     assert done.returncode == 0, "\n".join([f"{done.returncode}; {again} replays it", *lines[-40:], done.stderr])
     assert len(lines) == 2 * count
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e308"])
+def test_a_case_whose_numbers_overflow_has_a_page(tmp_path: Path, number: str):
+    case = {"k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "scores": [[6.5, 10], [2, 3.5]]}
+    place = tmp_path / "nan.json"
+    place.write_text(json.dumps(case).replace("{", f'{{"q": [[{number}, 1], [1, 2]], ', 1))
+    done = call("trace", place, "--html", "-")
+    assert done.stderr == ""
+    assert done.stdout.startswith("<!doctype html>")

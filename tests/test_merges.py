@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.core.statistics import PER_QUERY, listed
-from parts import only_keys, only_queries
+from passes import only_keys, only_queries
 from problems import RULES, Case, cases
 from seeds import normal
 from slack import Slack, assert_close, assert_rows

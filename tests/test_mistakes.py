@@ -1,9 +1,10 @@
 """Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here).
 
-One has a number that is solved from the result.
+One has a number that is solved from the result; the last ones are those that public reports show.
 """
 
 from itertools import combinations, islice, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import clearhead as ch
 import wrong
-import wrong_softmax
+import wrong_attention
 from clearhead.core.rules import RULES
 from clearhead.diagnosing.mistakes import OF_INPUTS, OF_PROBLEM, mistakes, values
 from diagnosing import diagnosed, qkv, softmax, top
@@ -60,8 +61,8 @@ def right_or_not(case, names):
     if diagnosis.explanations and frozenset(diagnosis.explanations[0].mistakes) == frozenset(names):
         return "top"
     best = diagnosis.explanations[0] if diagnosis.explanations else None
-    exact = best is not None and best.candidate.fits and all(m.evidence == "numbers" for m in best.candidate.mistakes)
-    return "equal" if exact and not best.candidate.solved else f"missed: {names} {diagnosis!r}"
+    exact = best is not None and best.fits and all(m.evidence == "numbers" for m in best.entries)
+    return "equal" if exact and not best.solved else f"missed: {names} {diagnosis!r}"
 
 
 def pairs(rng):
@@ -191,7 +192,7 @@ def test_forgotten_masks_and_masks_after_the_softmax_are_named():
 def test_the_block_size_is_found(block, bug):
     q, k, v = (torch.tensor(x) for x in qkv(n=100))
     scores = q @ k.mT / 8**0.5
-    theirs = wrong_softmax.in_blocks(scores * 2, v, {bug}, block, {})
+    theirs = wrong_attention.in_blocks(scores * 2, v, {bug}, block, {})
     best = top(ch.diagnose(q.numpy(), k.numpy(), v.numpy(), theirs.numpy(), scale=2 / 8**0.5))
     assert best.mistakes == (bug,)
     size = best.details["blocks"][1]
@@ -202,13 +203,18 @@ def test_the_block_size_is_found(block, bug):
         assert f"blocks of {block} keys" in best.did()[0]
 
 
+STAGES = ("output", "causal"), ("weights", "causal"), ("masked", "causal"), ("output", "lengths")
+
+
 @pytest.mark.parametrize("fill", [0.0, -1.0, -2.5, -7.0])
-@pytest.mark.parametrize("stage", ["output", "weights", "masked"])
-def test_a_finite_mask_value_is_found(fill, stage):
-    q, k, v = qkv()
-    scores = np.where(np.tri(24) > 0, q @ k.mT / np.float32(8**0.5), np.float32(fill))
+@pytest.mark.parametrize(("stage", "rule"), STAGES)
+def test_a_finite_mask_value_is_found(fill, stage, rule):
+    (q, k, v), lengths = qkv(), fresh().integers(6, 20, 2)
+    seen = np.tri(24) > 0 if rule == "causal" else lengths[:, None, None, None] > KEY
+    scores = np.where(seen, q @ k.mT / np.float32(8**0.5), np.float32(fill))
     theirs = {"masked": scores, "weights": softmax(scores), "output": softmax(scores) @ v}[stage]
-    best = top(ch.diagnose(q, k, v, theirs, stage=stage, causal=True))
+    rules = {"causal": True} if rule == "causal" else {"kv_lengths": lengths}
+    best = top(ch.diagnose(q, k, v, theirs, stage=stage, **rules))
     assert best.mistakes == ("mask fills with a finite number",)
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
 
@@ -289,3 +295,74 @@ def test_more_than_two_batch_entries_are_brought_together():
     seen = np.arange(9) < lengths.min()
     shortest = softmax(np.where(seen, scores, -np.inf)) @ v
     assert top(ch.diagnose(q, k, v, shortest, kv_lengths=lengths)).mistakes == ("one length for all",)
+
+
+QUERY, KEY = np.arange(24)[:, None], np.arange(24)
+SINKS = np.linspace(0.5, 1.5, 3)
+MASK = np.tri(24, k=18) * (KEY % 5 != 3) > 0
+LENGTHS = np.array([20, 15])
+OFFSETS = {"causal": True, "query_offset": [0, 2]}
+WINDOW, OPEN = {"causal": True, "window": (3, 0)}, {"causal": True, "window": (7, 0)}
+
+
+def named(theirs: Any, arrays: Any, **rules: Any) -> str:
+    diagnosis = ch.diagnose(*arrays, theirs, **rules)
+    assert diagnosis.verdict == "mistake", diagnosis
+    assert diagnosis.explanations[0].confidence == "sure", diagnosis
+    return " + ".join(diagnosis.explanations[0].mistakes)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept", "name"),
+    [
+        (WINDOW, {}, "all masks ignored"),
+        (WINDOW | {"kv_lengths": LENGTHS}, {"kv_lengths": LENGTHS}, "all masks ignored"),
+        (WINDOW | {"mask": MASK}, {"mask": MASK}, "all masks ignored"),
+        ({"causal": True}, {}, "causal mask missing"),
+        ({"window": (3, 0)}, {"window": (3, None)}, "window open to the right"),
+        (WINDOW, {"window": (3, None)}, "window open to the right"),
+        (OPEN, {"window": (8, 8)}, "window on both sides"),
+        ({"window": (7, 2)}, {"window": (7, 7)}, "window on both sides"),
+        (OPEN, {"window": (4, 4)}, "window halved"),
+        ({"window": (7, 7)}, {"window": (3, 3)}, "window halved"),
+        ({"window": (5, 5)}, {"mask": (KEY != QUERY) & (abs(KEY - QUERY) <= 5)}, "window without the query's position"),
+        ({"window": (5, 0)}, {"mask": (KEY < QUERY) & (KEY >= QUERY - 6)}, "window without the query's position"),
+        ({"sinks": SINKS}, {"sinks": np.exp(SINKS)}, "sinks not as logits"),
+        ({"sinks": np.exp(SINKS)}, {"sinks": SINKS}, "sinks not as logits"),
+        (OFFSETS | {"query_offset": [-4, 2]}, OFFSETS, "offset below 0 taken for 0"),
+    ],
+)
+def test_rules_that_are_missing_or_others_are_named(rules, kept, name):
+    arrays = qkv()
+    assert named(ch.attention(*arrays, **kept), arrays, **rules) == name
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_alibi_slopes_for_twelve_heads_are_named(interleaved):
+    some, more = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (8, 16))
+    slopes = [np.concatenate([some, more[::2][:4]]), 2.0 ** (-8 * np.arange(1, 13) / 12)]
+    right, used = slopes if interleaved else slopes[::-1]
+    arrays = qkv(heads=12)
+    theirs = ch.attention(*arrays, causal=True, alibi_slopes=used)
+    diagnosis = ch.diagnose(*arrays, theirs, causal=True, alibi_slopes=right)
+    assert diagnosis.explanations[0].mistakes == ("other ALiBi slopes",)
+    assert interleaved == ("no power of two" in diagnosis.explanations[0].did()[0])
+    assert "every other one of the one above" in diagnosis.explanations[0].mend()[0]
+
+
+def test_a_softmax_of_the_mean_is_named_without_the_heads_axis():
+    q, k, v = qkv()
+    weights = softmax(q @ k.mT / 8**0.5)
+    mean = weights.mean(1)
+    assert named(mean, (q, k, v), stage="weights") == "mean of the heads"
+    assert named(softmax(mean), (q, k, v), stage="weights") == "softmax of the mean of the heads"
+    assert named(softmax(weights.mean(1, keepdims=True)) @ v, (q, k, v)) == "softmax of the mean of the heads"
+
+
+def test_no_number_is_invented_where_hidden_keys_get_all():
+    """Any number far above the others gives the same: so does -1e5 beside scores of -110,000."""
+    q, k, v = qkv()
+    scores = np.where(np.tri(24) > 0, q @ k.mT / 8**0.5 - 110_000, -1e5)
+    theirs = softmax(scores.astype(np.float64)) @ v
+    diagnosis = ch.diagnose(q, k, v, theirs, causal=True, bias=np.full((24, 24), -110_000.0))
+    assert [e.mistakes for e in diagnosis.explanations] == [("mask of the wrong sign",)]

@@ -16,7 +16,7 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
-from clearhead.models import residual  # noqa: E402
+from clearhead.models import runs  # noqa: E402
 from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
@@ -266,7 +266,7 @@ def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch
     model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
     ids = [token.id for token in model.tokens("humpty dumpty sat on a wall")]
     kept = model.run(ids, edits=edits)
-    monkeypatch.setattr(residual, "_LONG", 0)
+    monkeypatch.setattr(runs, "_LONG", 0)
     made = model.run(ids, edits=edits)
     (layer, place), (whole, row) = made.attended(1, 4), kept.attended(1, 4)
     np.testing.assert_allclose(layer.output[place], whole.output[row], atol=1e-5)

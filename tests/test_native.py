@@ -20,6 +20,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native, state_of
 from clearhead.engines.base import Upstream
 from clearhead.errors import SizeError
+from error_texts import passes_of
 from problems import examples, of_tiers
 from programs import python
 
@@ -43,7 +44,7 @@ def test_parity_with_the_reference_at_every_level(level: str) -> None:
     assert done.stdout.split() == [level]
 
 
-def test_an_unknown_level_is_refused_and_the_error_lists_the_known_ones() -> None:
+def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
     code = "import clearhead as ch, numpy as np; print(ch.plan(np.eye(2), np.eye(2)))"
     said = python(code, CLEARHEAD_ISA="mmx")
     assert "engine: portable" in said
@@ -65,9 +66,7 @@ RULES: list[dict[str, Any]] = [
     ("queries", "keys"),
     [(64, 130), *(pytest.param(*sizes, marks=pytest.mark.gate) for sizes in ((300, 2400), (1500, 700)))],
 )
-def test_received_agrees_in_both_passes_and_has_the_same_bits_where_either_may_answer(
-    dtype: Any, rules: dict[str, Any], queries: int, keys: int
-) -> None:
+def test_received_agrees_in_both_passes(dtype: Any, rules: dict[str, Any], queries: int, keys: int) -> None:
     q, k, v = (normal(2, h, size, 32, dtype=dtype) for h, size in ((4, queries), (2, keys), (2, keys)))
     rules = {**rules, "query_offset": keys - queries}
     if "kv_lengths" in rules:
@@ -85,7 +84,7 @@ def test_received_agrees_in_both_passes_and_has_the_same_bits_where_either_may_a
 
 @pytest.mark.parametrize("large", [np.nan, np.inf, 1e9])
 @pytest.mark.parametrize("place", ["q", "k"])
-def test_received_beside_an_output_is_that_alone_where_scores_are_far_or_not_finite(place: str, large: float) -> None:
+def test_received_beside_an_output_is_that_alone(place: str, large: float) -> None:
     arrays = {name: normal(1, 2, 300, 16) for name in "qkv"}
     arrays[place][0, 1, 150, 3] = large
     q, k, v = arrays.values()
@@ -111,10 +110,7 @@ def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
     values = None if set(asked) == {"received"} else v
     A = ch.AttentionMatrix(q, k, engine="native")
     A.logsumexp()
-    taken: list[str] = []
-    for name in ("rows", "columns"):
-        real = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *inputs, name=name, real=real: (taken.append(name), real(*inputs))[1])
+    taken = passes_of(native, monkeypatch, "rows", "columns")
     used = A.observe(values, **asked)
     assert taken == passes
     taken.clear()
@@ -127,7 +123,7 @@ def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
 
 @pytest.mark.parametrize("window", [None, (101, None)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any, window: Any) -> None:
+def test_decoding_one_token_gives_the_bits_of_the_full_pass(dtype: Any, window: Any) -> None:
     q, k, v = (normal(1, 4 if i == 0 else 2, 2100, 64, dtype=dtype) for i in range(3))
 
     def attended(start: int, stop: int) -> Any:  # in float32, since rounding hides a different order of sums
@@ -166,7 +162,7 @@ def test_gradients_of_more_than_two_to_the_32_weights() -> None:
     np.testing.assert_allclose(result["bias"][:, :, 0], rows, rtol=1e-5)
 
 
-def test_gradients_by_values_of_other_heads_or_of_another_dtype_than_the_keys() -> None:
+def test_gradients_by_values_unlike_the_keys() -> None:
     q, k, v, g, many = (normal(2, heads, n, 40) for heads, n in ((4, 500), (2, 700), (2, 700), (4, 500), (4, 700)))
     rules = {"causal": True, "query_offset": 200}
     grouped, full = (describe(q, x, None, rules) for x in (k, k.repeat(2, axis=1)))
@@ -182,7 +178,7 @@ def test_gradients_by_values_of_other_heads_or_of_another_dtype_than_the_keys() 
     np.testing.assert_allclose(result["k"], truth["k"].reshape(2, 2, 2, 700, 40).sum(2), rtol=1e-4, atol=1e-5)
 
 
-def test_the_number_of_threads_may_change_while_other_threads_compute() -> None:
+def test_the_number_of_threads_may_change_during_calls() -> None:
     assert native_threads.stress(1000) == 0  # .ci/sanitize runs 20,000 calls under the thread sanitizer
 
 

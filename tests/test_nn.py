@@ -15,6 +15,7 @@ import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.cache import turned
+from programs import python
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -253,7 +254,7 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
         ({"average_attn_weights": False}, "average_weights"),
     ],
 )
-def test_argument_names_of_pytorchs_layer_are_refused_with_the_name_to_use(inputs: dict[str, Any], instead: str):
+def test_pytorchs_argument_names_are_refused_with_ours(inputs: dict[str, Any], instead: str):
     with pytest.raises(UnknownNameError, match=f"^{next(iter(inputs))} is nn.MultiheadAttention's") as refused:
         made()(normal(2, 3, 12), **inputs)
     assert refused.value.hint.startswith(instead)
@@ -271,13 +272,10 @@ class LowRank(nn.Module):
         return self.both(x.float()).double()
 
 
-def test_projections_may_be_replaced_by_other_modules():
+def test_projections_may_be_others_and_sizes_numpys():
     layer, x = made(), normal(2, 3, 12)
     layer.q_proj = LowRank(12, 12)  # type: ignore[assignment]
     assert layer(x.float(), x, x).dtype == F64
-
-
-def test_sizes_may_be_numpy_integers():
     layer = MultiHeadAttention(np.int64(12), np.int32(4), d_k=np.int64(2), rotary=10)
     assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)
 
@@ -293,6 +291,4 @@ def test_without_its_package_a_part_says_what_to_install(part: str, way: str):
 
 def test_without_its_package_a_part_does_not_exist():
     hidden = "import sys; sys.modules['torch'] = None; import inspect, clearhead as ch"
-    code = f"{hidden}; print(hasattr(ch, 'nn'), len(inspect.getmembers(ch)) > 20)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True\n"
+    assert python(f"{hidden}; print(hasattr(ch, 'nn'), len(inspect.getmembers(ch)) > 20)") == "False True\n"

@@ -106,7 +106,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         ),
     },
 }
-test_each_error_of_a_matrix_and_its_effects_has_its_exact_text = exact_texts(OBJECT)
+test_each_error_of_a_matrix_and_effects_has_its_exact_text = exact_texts(OBJECT)
 
 
 FLATTER = "\n\nhint: t=1.5 makes weights flatter, t=0.5 sharper."

@@ -1,7 +1,11 @@
-"""Calls whose shapes were seen before skip the checks, and PyTorch's threads compute: neither changes any result."""
+"""Repeated calls skip checks, PyTorch's threads compute, num_threads= is of one call: none changes any result."""
 
+import copy
+import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -13,10 +17,11 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 import clearhead.torch
+import seeds
 from clearhead.core import call
 from clearhead.core.statistics import Wanted
-from clearhead.engines import native
-from clearhead.errors import ClearheadError
+from clearhead.engines import native, native_calls
+from clearhead.errors import ClearheadError, RuleError
 from seeds import fresh
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -107,16 +112,23 @@ def test_every_number_of_keys_is_read_anew():
             ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
 
 
-def test_derivatives_are_recorded_after_a_call_without_a_graph():
+def test_what_surrounds_a_call_counts_after_a_plain_one(monkeypatch: pytest.MonkeyPatch):
     q, k, v = tensors(1, 2, 6, 8)
-    ch.attention(q, k, v)
-    for x in (q, k, v):
-        x.requires_grad_()
-        assert ch.attention(q, k, v).requires_grad
-        assert sdpa(q, k, v).requires_grad
-        with torch.no_grad():
-            assert not ch.attention(q, k, v).requires_grad
-        x.requires_grad_(False)
+    for attend in (ch.attention, sdpa):
+        attend(q, k, v)
+        for x in (q, k, v):
+            x.requires_grad_()
+            assert attend(q, k, v).requires_grad
+            with torch.no_grad():
+                assert not attend(q, k, v).requires_grad
+            x.requires_grad_(False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attend(q, k, v).dtype == torch.bfloat16
+        assert attend(q, k, v).dtype == torch.float32
+        with monkeypatch.context() as changed:
+            changed.setenv("CLEARHEAD_ENGINE", "nobody's")
+            with pytest.raises(ClearheadError, match="nobody"):
+                attend(q, k, v)
 
 
 def _of_subclass(x: torch.Tensor) -> torch.Tensor:
@@ -149,15 +161,6 @@ def test_what_is_wrapped_or_laid_out_otherwise_is_right(how: str):
     result = WRAPPED[how](q, k, v)
     expected = long_way(q, k[:1].expand_as(k) if how == "expanded" else k, v)
     np.testing.assert_allclose(np.asarray(result), expected[: len(result)].numpy(), atol=1e-6)
-
-
-def test_autocast_casts_after_a_plain_call():
-    q, k, v = tensors(1, 2, 6, 8)
-    for attend in (ch.attention, sdpa):
-        attend(q, k, v)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert attend(q, k, v).dtype == torch.bfloat16
-        assert attend(q, k, v).dtype == torch.float32
 
 
 def test_a_negated_view_keeps_its_sign():
@@ -228,15 +231,6 @@ def test_spans_of_another_layout_are_the_same_rule():
         assert same(ch.attention(q, k, v, spans=spans), want)
 
 
-def test_the_environment_names_the_engine_after_a_plain_call(monkeypatch: pytest.MonkeyPatch):
-    q, k, v = tensors(1, 2, 6, 8)
-    ch.attention(q, k, v)
-    monkeypatch.setenv("CLEARHEAD_ENGINE", "nobody's")
-    for attend in (ch.attention, sdpa):
-        with pytest.raises(ch.errors.ClearheadError, match="nobody"):
-            attend(q, k, v)
-
-
 def test_calls_in_many_threads_at_once():
     """Tensors of many shapes from eight threads: the table of calls, the team of threads and the pool are shared."""
     every = [tensors(1, 2, n, 16) for n in range(30, 110)]
@@ -285,3 +279,126 @@ def test_a_number_for_a_rule_with_axes_is_checked_in_each_call():
         for rules in (length, labels, {"bias": 0.5}, {"mask": True}):
             for _ in range(2):
                 assert same(ch.attention(q, k, v, **rules), long_way(q, k, v, **rules))
+
+
+normal = partial(seeds.normal, dtype=np.float32)
+
+
+class Counting:
+    """The compiled kernel; notes the threads that each call may use, by the calling thread."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.counts, self.lock = kernel, [], threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        result = getattr(self.kernel, name)
+        if name not in ("output", "rows", "columns", "gradients", "others", "effects"):
+            return result
+
+        def call(threads: int, *rest: Any) -> Any:
+            with self.lock:
+                self.counts.append((threading.get_ident(), "rows" if name == "output" else name, threads))
+            return result(threads, *rest)
+
+        return call
+
+    def taken(self) -> set[tuple[str, int]]:
+        result = {(name, threads) for _, name, threads in self.counts}
+        self.counts.clear()
+        return result
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    kernel = Counting(native_calls.kernel)
+    monkeypatch.setattr(native_calls, "kernel", kernel)
+    return kernel
+
+
+def test_it_reaches_the_kernel_in_every_pass(counting: Counting):
+    q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)) for _ in range(3))
+    before = ch.get_num_threads()
+    ours = before + 3
+    ch.attention(q, k, v, num_threads=ours, mask=np.ones((50, 50), bool))
+    ch.attention(q, k.bfloat16().float(), v, num_threads=ours)
+    A = ch.AttentionMatrix(q, k, num_threads=ours)
+    for B in (A, A.part(1, 2), copy.deepcopy(A), pickle.loads(pickle.dumps(A)), pickle.loads(pickle.dumps(A.part(0)))):
+        B[..., 3, :5], B.received(), B.T[...], B.entropy(), B.image(3, 3)
+        B.T @ torch.ones(50), B @ torch.ones(50), B.observe(queries=slice(3, 9), peak=True)
+    ch.AttentionMatrix(q, k, num_threads=ours, logsumexp=A.logsumexp())[0, 0, :]
+    ch.rollout([A, A], query=3)
+    assert counting.taken() == {("rows", ours), ("columns", ours)}
+    ch.AttentionMatrix(q, k).received()
+    assert {threads for _, threads in counting.taken()} == {before}
+
+
+def test_it_reaches_the_backward_pass(counting: Counting):
+    q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)).requires_grad_() for _ in range(3))
+    ours = ch.get_num_threads() + 3
+    (
+        ch.attention(q, k, v, num_threads=ours).sum() + (ch.AttentionMatrix(q, k, num_threads=ours).T @ v).sum()
+    ).backward()
+    with torch.no_grad():
+        A = ch.AttentionMatrix(q, k, num_threads=ours)
+    (A @ v).sum().backward()
+    assert counting.taken() == {("rows", ours), ("columns", ours), ("gradients", ours)}
+    loss = torch.func.grad(lambda q: ch.attention(q, k.detach(), v.detach(), num_threads=ours).sum())
+    loss(q.detach())
+    assert counting.taken() == {("rows", ours), ("gradients", ours)}
+
+
+def test_calls_at_the_same_time_have_their_own(counting: Counting):
+    q = normal(2, 4, 150, 16)
+    truth = ch.attention(q, q, q, engine="native", num_threads=1)
+    counting.taken()
+    before, ready = ch.get_num_threads(), threading.Barrier(8)
+
+    def call(count: int | None) -> tuple[int, set[int], bool]:
+        ready.wait()
+        fine = all(np.array_equal(ch.attention(q, q, q, engine="native", num_threads=count), truth) for _ in range(20))
+        here = threading.get_ident()
+        with counting.lock:
+            return count or before, {threads for thread, _, threads in counting.counts if thread == here}, fine
+
+    with ThreadPoolExecutor(8) as pool:
+        result = list(pool.map(call, (1, 2, 3, None, 5, 64, None, 8)))
+    assert all(fine for *_, fine in result)
+    assert [counts for _, counts, _ in result] == [{count} for count, *_ in result]
+    assert ch.get_num_threads() == before
+
+
+Q = np.ones((3, 4))
+ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "set_num_threads": ch.set_num_threads,
+    "attention": lambda n: ch.attention(Q, Q, Q, num_threads=n),
+    "attention by rules": lambda n: ch.attention(Q, Q, Q, num_threads=n, mask=Q[:, :3] > 0),
+    "attention of a graph": lambda n: ch.attention(*[torch.ones(3, 4, requires_grad=True)] * 3, num_threads=n),
+    "another engine": lambda n: ch.attention(Q, Q, Q, num_threads=n, engine="portable"),
+    "plan": lambda n: ch.plan(Q, Q, Q, num_threads=n),
+    "AttentionMatrix": lambda n: ch.AttentionMatrix(Q, Q, num_threads=n),
+}
+
+
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    before = ch.get_num_threads()
+    yield
+    ch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("count", [0, -1, 1025, 2**31, 2**63, True, 2.0, "2", None])
+def test_a_wrong_number_is_refused(entry: str, count: Any):
+    name, hint = "num_threads", "num_threads=2"
+    if entry == "set_num_threads":
+        name, hint = "the number of threads", "set_num_threads(2)"
+    elif count is None:  # the number that is set
+        return
+    before = ch.get_num_threads()
+    with pytest.raises(RuleError) as error:
+        ENTRIES[entry](count)
+    assert str(error.value) == f"{name} is {count!r}: expected a whole number from 1 to 1,024.\n\nhint: {hint}"
+    assert ch.get_num_threads() == before
+    ENTRIES[entry](np.int64(2))
+    assert type(ch.get_num_threads()) is int

@@ -1,10 +1,10 @@
-"""The table of score rules: everything that lists rules agrees with it, and refuses unknown rules by name."""
+"""The tables of score rules and of statistics: every list agrees with them, and what is in none is refused by name."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,17 +14,36 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.core import definition, visibility
+from clearhead.core import definition, observations, visibility
 from clearhead.core.axes import Array
 from clearhead.core.call import Given, describe
 from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, RULES, Rule, Rules
-from clearhead.derivatives import function, operator
+from clearhead.core.statistics import (
+    PER_KEY,
+    PER_QUERY,
+    STATISTICS,
+    Answers,
+    Asked,
+    AskedEffects,
+    Matrix,
+    Statistic,
+    Wanted,
+    Watched,
+    arrays_of,
+    askable,
+    listed,
+)
+from clearhead.derivatives import backward, function, operator
 from clearhead.derivatives.arguments import read
 from clearhead.diagnosing import recipe
-from clearhead.errors import EngineError, RuleError
-from clearhead.view import packing
+from clearhead.engines import native, portable
+from clearhead.errors import DerivativeError, EngineError, RuleError, SelectionError, UnknownNameError
+from clearhead.ops.observable import Observable
+from clearhead.view import long as page
+from clearhead.view.answers import answer
 from problems import Case, cases, every_rule, examples
+from seeds import fresh
 
 ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
 SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "num_threads", "rows", "cols")
@@ -33,7 +52,7 @@ SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},
     "definition": definition,
-    "page": packing,
+    "page": page,
     "diagnose": recipe,
 }
 
@@ -49,14 +68,11 @@ def test_table_keywords_and_problem_name_the_same_rules():
     assert {field.name for field in fields(Problem)} - FIELDS.keys() - KEPT == {*SHAPES}
 
 
-def test_values_lie_along_the_axes_that_the_table_says():
+def test_values_lie_along_the_tables_axes_and_are_in_use():
     problem = describe(*arrays(), every_rule()).problem
     for field, axes in FIELDS.items():
         assert np.shape(getattr(problem, field)) == tuple(SIZES[axis] for axis in axes) or not axes, field
-
-
-def test_rules_are_in_use_when_they_are_given():
-    assert describe(*arrays(), every_rule()).problem.active_rules() == list(RULES)
+    assert problem.active_rules() == list(RULES)
     plain = describe(*arrays()[:2], None, {"causal": False, "window": (None, None), "mask": None}).problem
     assert plain.active_rules() == ["scale", "query_offset"]  # every problem has a scale
 
@@ -115,7 +131,7 @@ def watched() -> None:
 
 REFUSING: dict[str, Callable[[], Any]] = {
     "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*(x.to("meta") for x in tensors()), **NEW),
-    "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
+    "the page has no rule `made_up`.": lambda: page.packed(describe(*arrays(), NEW).problem),
     "the definition has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
     "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
     "the model passes `made_up` to its attention": watched,
@@ -141,7 +157,7 @@ def test_the_operator_passes_on_every_rule(monkeypatch: pytest.MonkeyPatch):
 def test_the_page_reads_every_declared_rule():
     text = ATTENTION.read_text(encoding="utf-8")
     text = text[text.index("export function rulesOf(") :]
-    for field in (field for name in packing.RULES for field in RULES[name].fields):
+    for field in (field for name in page.RULES for field in RULES[name].fields):
         assert re.search(rf'\brules\.{field}\b|"{field}"', text), field
 
 
@@ -164,3 +180,110 @@ def test_spans_are_as_short_as_possible(case: Case, data: st.DataObject):
         for i in range(part.queries):
             keys = visibility.key_span(part, batch, slice(i, i + 1))
             np.testing.assert_array_equal(np.flatnonzero(dense[batch, 0, i]), np.arange(part.keys)[keys])
+
+
+NAME = "made_up"
+
+
+def narrow_arrays() -> tuple[Any, Any, Any]:
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, 3, 70, 4)).astype(np.float32) for _ in range(3))
+    return q, k, v
+
+
+@pytest.fixture(params=[(PER_QUERY, "rows", "weighed"), (PER_KEY, "columns", None)], ids=["rows", "columns"])
+def want(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wanted]:
+    """A request for a statistic that the table has and nothing computes."""
+    axes, computed, over_keys = request.param
+    over_queries = "after" if computed == "rows" else "added"
+    made_up = Statistic(axes, "flag", computed, over_keys, over_queries, "row", "of a test")
+    monkeypatch.setitem(STATISTICS, NAME, made_up)
+    more = make_dataclass("More", [(NAME, bool, False)], bases=(Wanted,), frozen=True, eq=False)
+    monkeypatch.setattr(observations, "Wanted", more)
+    return more(**{NAME: True})
+
+
+def test_every_list_of_statistics_equals_the_table():
+    assert [field.name for field in fields(Answers)] == [
+        array for name in STATISTICS for array in (arrays_of(name) if name == "logsumexp" else (name,))
+    ]
+    assert {field.name for field in fields(Wanted)} == {*STATISTICS, "of", "order", "keep_float32"}
+    assert set(Asked.__annotations__) == set(askable()) == {n for n in vars(Observable) if not n.startswith("_")}
+    assert set(Watched.__annotations__) == set(askable()) - {"logsumexp", "groups"}
+    assert set(AskedEffects.__annotations__) == set(askable("effects")) <= {*vars(ch.EffectMatrix)}
+    assert {name for name in listed() if STATISTICS[name].over_keys} == set(listed(computed="rows"))
+    assert {*listed(), *listed("effects")} == {*STATISTICS}
+
+
+def test_help_lists_the_statistics():
+    words = ch.AttentionMatrix.observe.__doc__
+    assert words
+    for name in askable():
+        assert f"\n        {name}=" in words
+        assert STATISTICS[name].definition in words
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_engines_compute_every_statistic_of_the_table(engine: str):
+    declared = engines.get(engine).STATISTICS
+    every = {*listed()} - {"groups"} if engine == "triton" else {*STATISTICS}
+    assert declared in (every, set()), "an engine without its compiler computes nothing"
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_an_engine_refuses_an_undeclared_statistic_by_name(engine: str, want: Wanted):
+    q, k, v = narrow_arrays()
+    inputs, run = describe(q, k, None, {}), engines.get(engine)
+    if run.reasons_not(inputs.problem):
+        pytest.skip(f"{engine} does not run here")
+    lse = np.zeros((2, 3, 70), np.float32)
+    with pytest.raises(EngineError, match=f"does not compute {NAME}"):
+        run.rows(inputs, want) if want.rows() else run.columns(inputs, lse, want)
+    matrix: Any = ch.AttentionMatrix(q, k, engine=engine)
+    with pytest.raises(EngineError, match=f"{engine}: it does not compute {NAME}"):
+        matrix.observe(v, entropy=True, **{NAME: True})
+
+
+def test_where_no_engine_can_the_error_gives_the_reason_of_each(want: Wanted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CLEARHEAD_ENGINE", raising=False)
+    q, k, _ = narrow_arrays()
+    matrix: Any = ch.AttentionMatrix(q, k)
+    with pytest.raises(EngineError) as error:
+        matrix.observe(**{NAME: True})
+    assert str(error.value).count(f"does not compute {NAME}") == len(engines.NAMES)
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
+def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.MonkeyPatch):
+    q, k, v = narrow_arrays()
+    matrix, forced = ch.AttentionMatrix(q, k), ch.AttentionMatrix(q, k, engine="native")
+    monkeypatch.setattr(native, "STATISTICS", native.STATISTICS - {"entropy"})
+    monkeypatch.delenv("CLEARHEAD_ENGINE", raising=False)
+    expected = ch.AttentionMatrix(q, k, engine="portable").observe(v, entropy=True, received=True)
+    np.testing.assert_array_equal(matrix.observe(v, entropy=True, received=True).entropy, expected.entropy)
+    assert matrix.observe(max_logit=True).max_logit is not None
+    assert engines.choose(describe(q, k, v, {}).problem, None, Wanted(entropy=True)).engine == "portable"
+    with pytest.raises(EngineError, match="native: it does not compute entropy"):
+        forced.observe(entropy=True)
+
+
+def test_all_that_declares_statistics_refuses_a_new_one(want: Wanted):
+    q, k, _ = narrow_arrays()
+    inputs, lse, asked = describe(q, k, None, {}), np.zeros((2, 3, 70), np.float32), {NAME: True}
+    tensors = [torch.from_numpy(x) for x in (q, k)]
+    whole: Any = ch.AttentionMatrix(*(x.clone().requires_grad_() for x in tensors))
+    watching: Any = ch.watch
+    with pytest.raises(EngineError, match=f"does not compute {NAME}"):
+        whole.observe(**asked)
+    with pytest.raises(DerivativeError, match=NAME):
+        backward.gradients(portable, inputs, {"largest": lse, "log_sum": lse}, {NAME: lse})
+    with pytest.raises(UnknownNameError, match=f"unknown statistic `{NAME}`"), watching(None, **asked):
+        pass
+    with pytest.raises(SelectionError, match=f"'{NAME}' cannot be asked for"):
+        answer(NAME, {}, [])
+
+
+def test_no_two_statistics_share_an_array_name():
+    for of in get_args(Matrix):
+        names = [array for name in listed(of) for array in arrays_of(name, of)]
+        assert len(names) == len(set(names))

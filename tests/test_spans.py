@@ -58,29 +58,6 @@ def test_forbidden_keys_cost_no_arithmetic(monkeypatch: pytest.MonkeyPatch):
     assert sum(weights) == 4 * 512 * 512
 
 
-def compiled(q: Tensor, k: Tensor, v: Tensor, ours: Tensor, theirs: Tensor, table: Tensor, scale: Tensor) -> Tensor:
-    matrix = ch.AttentionMatrix(q, k, spans=(ours, theirs, table), scale=scale)
-    return (
-        matrix.observe(v, received=True).received.square().sum()
-        + ch.attention(q, k, v, spans=(ours, theirs, table), scale=scale).square().sum()
-    )
-
-
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.gate)])
-def test_compiled_forward_and_backward(*, dynamic: bool):
-    function = torch.compile(compiled, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    arrays, (ours, theirs, table) = drawn((HEADS,))
-    scale = torch.from_numpy(fresh().standard_normal(HEADS))
-    results = []
-    for run in (compiled, function):
-        leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
-        loss = run(*leaves[:3], ours, theirs, leaves[3], scale)
-        loss.backward()
-        results.append([loss, *(x.grad for x in leaves)])
-    for eager, traced in zip(*results, strict=True):
-        torch.testing.assert_close(eager, traced, rtol=0, atol=0)
-
-
 def test_mapped_tables():
     arrays, (ours, theirs, table) = drawn((3, HEADS))
     one = lambda table: ch.attention(*arrays, spans=(ours, theirs, table))  # noqa: E731

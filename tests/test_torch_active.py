@@ -214,7 +214,7 @@ def test_compiled_code_follows_the_switch(backend: str):
     assert sum(route.count for route in explain().routes) == count
 
 
-def test_the_choice_of_pytorchs_math_path_is_kept_and_has_second_derivatives():
+def test_the_choice_of_pytorchs_math_path_is_kept():
     q, k, v = query_key_value()
     with active(), sdpa_kernel(SDPBackend.MATH):
         (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
@@ -262,7 +262,7 @@ def test_wrong_calls_have_pytorchs_errors(name: str):
         assert raised() == theirs
 
 
-def test_a_mask_that_clearhead_refuses_is_pytorchs_with_the_reason():
+def test_a_mask_that_clearhead_refuses_is_pytorchs():
     x = torch.randn(1, 2, 3, 4)
     with active(), pytest.raises(RuntimeError, match="attn_mask dtype to be bool or float"):
         F.scaled_dot_product_attention(x, x, x, torch.randn(3, 3, dtype=torch.float16))
@@ -303,7 +303,7 @@ def test_checkpoints():
     assert GRADIENT in routes()
 
 
-def test_a_graph_may_be_recorded_in_a_block_and_used_outside_and_the_other_way_round():
+def test_a_graph_may_cross_the_end_of_a_block():
     for tensors, options in ((query_key_value(7), {"is_causal": True}), ((*query_key_value(), seen(5, 7)), {})):
         theirs = with_gradients(F.scaled_dot_product_attention, *tensors, **options)
         close(with_gradients(_inside, *tensors, **options), theirs)
@@ -332,7 +332,7 @@ def test_the_encoders_fast_path():
         assert [route.count for route in explain().routes if FAST_PATH in route.reason] == [2]
 
 
-def test_activating_twice_and_blocks_inside_of_which_one_ends_by_an_exception():
+def test_activating_twice_and_blocks_in_blocks():
     assert not explain().active
     activate()
     activate()
@@ -461,7 +461,7 @@ NEEDS = {"diffusers UNet": "diffusers", "diffusers transformer": "diffusers", "K
 @pytest.mark.gate
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
 @pytest.mark.parametrize("name", ["nn.TransformerEncoder", *NEEDS])
-def test_models_of_other_libraries_have_the_same_outputs_and_gradients(name: str):
+def test_models_of_other_libraries_have_the_same_results(name: str):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     model, call, x = MODELS[name]()

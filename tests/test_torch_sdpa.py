@@ -164,7 +164,7 @@ def test_causal_from_either_corner(length: int, keys: int):
     [((2, 0, 4), (2, 3, 4), (2, 3, 4)), ((2, 3, 4), (2, 0, 4), (2, 0, 2)), ((2, 0, 4), (2, 0, 4), (2, 0, 4)),
      ((2, 3, 4), (2, 3, 4), (2, 3, 0)), ((2, 6, 3, 4), (2, 3, 5, 4), (2, 2, 5, 4))],
 )  # fmt: skip
-def test_axes_of_length_zero_and_other_numbers_of_heads_for_keys_and_values(query: Any, key: Any, value: Any):
+def test_axes_of_length_zero_and_other_heads_for_values(query: Any, key: Any, value: Any):
     check(*(torch.randn(shape) for shape in (query, key, value)), enable_gqa=len(query) == 4)
 
 
@@ -197,7 +197,7 @@ class TestDropout:
         assert (kept <= (whole != 0)).all()
         torch.testing.assert_close(some[kept], (whole / 0.75)[kept])
 
-    def test_the_mean_equals_attention_without_dropout_and_the_rate_is_as_given(self):
+    def test_mean_and_rate_of_dropout_are_as_given(self):
         p, count = 0.3, 4000
         x, eye = (t.expand(count, *t.shape[1:]) for t in (self.x, self.eye))
         drawn, whole = ours(x, x, eye, dropout_p=p), ours(self.x, self.x, self.eye)[0]

@@ -1,12 +1,15 @@
-"""Derivatives among PyTorch's other tools: checks of gradients, compilers, saved tensors, autocast, maps over heads."""
+"""Derivatives among PyTorch's other tools: checks, compilers, saved tensors, autocast, maps over heads; examples."""
 
+import sys
 from collections.abc import Callable
+from importlib import util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import DerivativeError, DtypeError
+from composed import by_math
+from error_texts import passes_of
 from problems import of_tiers
 from seeds import fresh
 
@@ -31,10 +36,7 @@ def attend(x: Tensor) -> Tensor:
 
 
 def plain(x: Tensor) -> Tensor:
-    scores = (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(
-        ~torch.ones(x.shape[-2], x.shape[-2]).tril().bool(), -torch.inf
-    )
-    return scores.softmax(-1) @ x
+    return by_math(x, x, x, is_causal=True)
 
 
 def second(f: Call, x: Tensor, around: Call = lambda f, x: f(x)) -> Tensor:
@@ -107,13 +109,9 @@ def test_a_mapped_axis_is_computed_in_one_call(shapes: dict[str, tuple[int, ...]
         results, back = vjp(lambda q, k, v, bias: ch.attention(q, k, v, bias=bias, sinks=sinks), *x)
         return back(results)
 
-    calls: list[int] = []
-    for name in ("rows", "gradients"):
-        engine = engines.get("native")
-        original = getattr(engine, name)
-        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
+    calls = passes_of(engines.get("native"), monkeypatch, "rows", "gradients")
     vmap(gradients)(*x)
-    assert len(calls) == 2
+    assert calls == ["rows", "gradients"]
 
 
 def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
@@ -123,9 +121,6 @@ def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
         assert torch.equal(
             result[place], ch.attention(x[place], x[place], x[place], sinks=sinks[place], kv_lengths=lengths[place])
         )
-
-
-def test_a_map_over_nothing():
     assert vmap(lambda x, s: ch.attention(x, x, x, sinks=s))(torch.empty(0, 2, 4, 3), torch.empty(0, 2)).shape[0] == 0
 
 
@@ -157,15 +152,7 @@ def test_an_input_changed_in_place_is_noticed():
             output.sum().backward()
 
 
-def test_many_tangents_at_once_are_those_one_by_one():
-    q, k, v = (normal(1, 2, 7, 5) for _ in "qkv")
-    at_once = torch.autograd.functional.jacobian(
-        lambda q: ch.attention(q, k, v), q, vectorize=True, strategy="forward-mode"
-    )
-    torch.testing.assert_close(at_once, torch.func.jacrev(lambda q: ch.attention(q, k, v))(q))
-
-
-def test_many_gradients_at_once_have_a_second_derivative():
+def test_many_derivatives_at_once_are_those_one_by_one():
     x = normal(1, 2, 4, 3).requires_grad_()
 
     def second(f: Call) -> Tensor:
@@ -173,6 +160,8 @@ def test_many_gradients_at_once_have_a_second_derivative():
         return torch.autograd.grad(many.square().sum(), x)[0]
 
     torch.testing.assert_close(second(attend), second(plain))
+    tangents = torch.autograd.functional.jacobian(attend, x.detach(), vectorize=True, strategy="forward-mode")
+    torch.testing.assert_close(tangents, torch.func.jacrev(attend)(x.detach()))
 
 
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
@@ -193,10 +182,12 @@ def test_values_that_all_heads_share_and_nested_ones():
         ch.attention(q, k, torch.nested.nested_tensor([*v.detach()]))
 
 
-def test_tangents_of_any_strides():
+def test_tangents_of_any_strides_and_none_that_are_complex():
     x = normal(1, 2, 4, 3)
     for along in (normal(1, 4, 3, 2).permute(0, 3, 1, 2), normal(1, 1, 1, 1).expand(1, 2, 4, 3), torch._neg_view(x)):
         torch.testing.assert_close(jvp(attend, (x,), (along,))[1], jvp(plain, (x,), (along,))[1])
+    with pytest.raises(DtypeError, match=r"^q is complex64"):
+        jvp(attend, (x.cfloat(),), (x.cfloat(),))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -218,12 +209,6 @@ def test_derivatives_of_nothing(shape: tuple[int, ...]):
         assert result.shape == x.shape
 
 
-def test_complex_tangents_are_refused():
-    x = normal(1, 2, 4, 3).cfloat()
-    with pytest.raises(DtypeError, match=r"^q is complex64"):
-        jvp(attend, (x,), (x,))
-
-
 TRANSFORMED: dict[str, Call] = {
     "jvp": lambda x: jvp(attend, (x,), (x + 1,))[1],
     "grad": grad(lambda x: attend(x).square().sum()),
@@ -234,7 +219,7 @@ TRANSFORMED: dict[str, Call] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
 @pytest.mark.parametrize("name", of_tiers([], TRANSFORMED, every=2))
-def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
+def test_a_compiler_leaves_transforms_alone_or_refuses(name: str):
     torch.compiler.reset()
     x = normal(1, 2, 4, 3)
     torch.testing.assert_close(torch.compile(TRANSFORMED[name], backend="aot_eager")(x), TRANSFORMED[name](x))
@@ -268,3 +253,37 @@ def test_make_fx_records_attention_and_refuses_its_transforms():
             make_fx(TRANSFORMED[name])(x)
     with pytest.raises(DerivativeError, match=r"^a compiler traces attention inside of"):
         torch.func.linearize(attend, x)
+
+
+FOLDER = Path(__file__).parents[1] / "examples/derivatives"
+
+
+def example(name: str) -> Any:
+    result = util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert result is not None
+    assert result.loader is not None
+    module = util.module_from_spec(result)
+    result.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+def test_the_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", [name, "--steps", "4"])
+    example(name).main()
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_spectrum_is_that_of_the_whole_hessian():
+    curvature = example("hessian_spectrum")
+    torch.manual_seed(0)
+    model: nn.Module = curvature.Model(5, width=8, heads=2)
+    ids = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 0]])
+    product, size = curvature.hessian_product(model, ids)
+    whole = torch.stack([product(one) for one in torch.eye(size)])
+    torch.testing.assert_close(whole, whole.T, atol=1e-5, rtol=1e-4)
+    result = curvature.lanczos(product, size, 30, torch.Generator().manual_seed(0))
+    truth = torch.linalg.eigvalsh((whole + whole.T) / 2)
+    torch.testing.assert_close(result[[0, -1]], truth[[0, -1]], atol=1e-3, rtol=1e-3)

@@ -270,16 +270,14 @@ def test_nothing_happens_unless_the_variable_says_so(vllm: Modules, monkeypatch:
     assert "clearhead.vllm.platform" not in sys.modules
 
 
-def test_other_values_and_other_devices_are_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch):
+def test_other_values_devices_and_versions_are_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_VLLM", "yes")
     with pytest.raises(RuleError, match="CLEARHEAD_VLLM is 'yes': expected 1, or 0"):
         clearhead.vllm.register()
     type(vllm["vllm.platforms"].current_platform).device_type = "cuda"
     with pytest.raises(RuleError, match="CLEARHEAD_VLLM is 1 but vLLM runs on cuda"):
         installed(vllm, monkeypatch)
-
-
-def test_a_version_that_nobody_tried_is_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch):
+    type(vllm["vllm.platforms"].current_platform).device_type = "cpu"
     vllm["vllm"].__version__ = "0.33.1"  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match=r"internals of vLLM 0\.32\.x, and this is vLLM 0\.33\.1"):
         installed(vllm, monkeypatch)

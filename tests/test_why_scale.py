@@ -19,7 +19,7 @@ def test_the_variance_of_a_score_is_d_k_and_the_scaled_one_is_1():
     np.testing.assert_allclose(scale.variance[:, 1] * widths, scale.variance[:, 0], rtol=1e-12)
 
 
-def test_gradients_vanish_and_explode_without_the_scale_and_not_with_it():
+def test_gradients_vanish_and_explode_without_the_scale():
     scale = why_scale((4, 64, 1024), queries=300, seed=int(fresh().integers(2**31)))
     assert (np.diff(scale.largest[:, 0]) > 0).all()
     assert (np.diff(scale.slope[:, 0]) < 0).all()

@@ -271,14 +271,14 @@ def pairs(text: str) -> list[tuple[str, int]]:
         parts = [part.rpartition(".") for part in text.split(",")]
         return [(layer, int(head)) for layer, _, head in parts]
     except ValueError:
-        raise FileError("--exact is {value!r}: expected layer.head pairs.", "--exact 3.5,7.0", value=text) from None
+        raise FileError(f"--exact is {text!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
 
 
 def numbers(name: str, text: str) -> list[int]:
     """Whole numbers from text such as 1,8. Raises FileError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-        raise FileError(expected(name, text, "whole numbers with commas"), "{name} 1,8", name=name)
+        raise FileError(expected(name, text, "whole numbers with commas"), f"{name} 1,8")
     return [int(part) for part in parts]
 
 

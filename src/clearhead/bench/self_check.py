@@ -1,13 +1,15 @@
 """A few cases on every engine of this machine, checked against the reference, then timed by turns."""
 
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead import __version__, engines
-from clearhead.bench.measure import Call, interleaved, ratio
 from clearhead.core import definition
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
@@ -20,6 +22,8 @@ from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import aligned
 
+Call = Callable[[], object]
+SLOW_ROUNDS = 1
 CHECKED = 16  # so many of the last queries are compared with the reference
 SLACK = {"float32": 1e-4, "bfloat16": 3e-2}  # largest error allowed, relative to the largest output
 OBSERVED: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True}
@@ -47,15 +51,6 @@ CASES = (
 )
 
 
-class Line(NamedTuple):
-    """One case: the chosen engine's seconds, and how many times as fast it is as each of the others."""
-
-    case: str
-    engine: str
-    seconds: float
-    ratios: dict[str, float]
-
-
 def self_check(cases: tuple[Case, ...] = CASES) -> None:
     """Print the machine and a table. Raises EngineError if an engine's output is wrong, before timing it."""
     versions = [f"{name} {version(name)}" for name in ("numpy", "torch") if find_spec(name)]
@@ -64,14 +59,17 @@ def self_check(cases: tuple[Case, ...] = CASES) -> None:
     widths = 31, 8, -8, 0
     print(aligned(widths, ("case", "engine", "ms", " times as fast as"), " "))
     for case in cases:
-        line = measured(case)
-        others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in line.ratios.items())
-        cells = line.case, line.engine, fixed(line.seconds * 1e3, 3, 8), f" {others or '-'}"
+        engine, seconds, ratios = measured(case)
+        others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in ratios.items())
+        cells = case.name, engine, fixed(seconds * 1e3, 3, 8), f" {others or '-'}"
         print(aligned(widths, cells, " "), flush=True)
 
 
-def measured(case: Case) -> Line:
-    """Check and time one case: the chosen engine, the others, and PyTorch if installed. Raises as `self_check`."""
+def measured(case: Case) -> tuple[str, float, dict[str, float]]:
+    """Check and time one case: the chosen engine, its seconds, and how many times as fast it is as each of the others.
+
+    PyTorch is one of them where it is installed. Raises as `self_check`.
+    """
     rng = np.random.default_rng(0)
     sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(case.dtype) for size in sizes)
@@ -92,7 +90,7 @@ def measured(case: Case) -> Line:
         calls["torch"] = theirs
     timings = interleaved(calls, rounds=5, slice_seconds=0.05)
     local = timings.pop(plan.engine)
-    return Line(case.name, plan.engine, local.median, {name: ratio(timing, local) for name, timing in timings.items()})
+    return plan.engine, median(local), {name: ratio(timing, local) for name, timing in timings.items()}
 
 
 def _ours(case: Case, arrays: tuple[Array, Array, Array], rules: Any, engine: str) -> Call:
@@ -132,3 +130,62 @@ def _error(output: Any, truth: Array) -> float:
     """The largest difference from `truth`, relative to the largest element of `truth`."""
     result = as_host_array(output, "output")[0][:, :, -truth.shape[2] :].astype(np.float64)
     return float(np.abs(result - truth).max() / np.abs(truth).max())
+
+
+# ── interleaved timing: all contestants take turns in every round, in one process ──
+#
+# A library's threads may keep spinning for tens of milliseconds after its last call, on cores that the next contestant
+# needs. So each contestant waits until the process is idle, and warms up, before it is timed.
+
+
+def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, list[float]]:
+    """Time each call in every round, in rotating order, each for about `slice_seconds`; the first call is ours.
+
+    Gives the seconds of a call in each round.
+
+    If our call takes longer than a slice, half the rounds are run. A call that takes more than a second, and more than
+    four times as long as ours, is timed in the first round only.
+    """
+    once = {name: _once(call) for name, call in calls.items()}
+    local = next(iter(once.values()))
+    slow = {name for name in calls if once[name] > max(1.0, 4 * local)}
+    rounds = rounds if local < slice_seconds else (rounds + 1) // 2
+    results: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if name in slow and turn >= SLOW_ROUNDS:
+                continue
+            _wait_for_quiet()
+            if once[name] < 2 * slice_seconds:
+                calls[name]()
+            repeats = max(1, min(10_000, round(slice_seconds / max(once[name], 1e-7))))
+            results[name].append(_timed(calls[name], repeats))
+    return results
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """How many times as fast ours is: the median of their time divided by ours, over the rounds that have both."""
+    return median(a / b for a, b in zip(theirs, ours, strict=False))
+
+
+def _once(call: Call) -> float:
+    """Roughly the seconds of one call after warm-up of caches, compilers and thread pools."""
+    first = _timed(call, 1)
+    return min(first, _timed(call, 1)) if first < 10.0 else first
+
+
+def _wait_for_quiet() -> None:
+    """Wait until this process's threads sleep, that is, use less than a tenth of it as processor time; 1 s at most."""
+    for _ in range(100):
+        before = time.process_time()
+        time.sleep(0.01)
+        if time.process_time() - before < 0.001:
+            return
+
+
+def _timed(call: Call, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats

@@ -80,11 +80,11 @@ def edited(
     for edit, heads in acting:
         if heads is not None and max(heads) >= q.shape[1]:
             what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
-            raise SelectionError("{edit}: {what}", edit=edit, what=what)
+            raise SelectionError(f"{edit}: {what}")
         try:
             call = _APPLY[edit.kind](call, edit, heads, place)
         except ClearheadError as error:
-            raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
+            raise type(error)(f"{edit}: {error.what}", error.hint) from error
     return call
 
 
@@ -105,14 +105,11 @@ def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], 
     for edit in edits:
         for layer in edit.named_layers():
             if not any(edit.may_act((layer,), choices) for choices, _ in layers):
-                raise SelectionError(
-                    "{edit}: there is no layer {layer!r} in {model}.", hint, edit=edit, layer=layer, model=model
-                )
+                raise SelectionError(f"{edit}: there is no layer {layer!r} in {model}.", hint)
         for named, heads in edit.heads_by_layers():
             most = max((count for choices, count in layers if edit.may_act(named, choices)), default=0)
             if most and max(heads) >= most:
-                values = {"edit": edit, "head": max(heads), "model": model, "most": most}
-                raise SelectionError("{edit}: there is no head {head} in {model}, which has {most}.", **values)
+                raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
 
 
 def check_places(edit: Edit, queries: Text, keys: Text) -> None:
@@ -121,7 +118,7 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
         try:
             find(name, getattr(edit, name), text)
         except ClearheadError as error:
-            raise type(error)("{edit}: {what}", error.hint, edit=edit, what=error.what) from error
+            raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
 def _labels(edit: Edit, place: Place) -> tuple[Array, Array]:

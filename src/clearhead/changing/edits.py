@@ -142,9 +142,7 @@ def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
     """
     number = _number("t", t)
     if number <= 0:
-        raise RuleError(
-            "t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.", number=number
-        )
+        raise RuleError(f"t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.")
     return _made("tempered", layers, heads, t=number)
 
 
@@ -230,7 +228,7 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
         raise DtypeError(expected("edits", value, "an edit, or a list of edits"), "[ch.cut(keys=3)]") from None
     for edit in members:
         if not isinstance(edit, Edit):
-            raise DtypeError("edits holds {edit}: expected edits.", "[ch.cut(keys=3)]", edit=shown(edit))
+            raise DtypeError(f"edits holds {shown(edit)}: expected edits.", "[ch.cut(keys=3)]")
     if not members:
         raise RuleError("edits is empty: nothing would change.", "[ch.cut(keys=3)]")
     return members
@@ -257,7 +255,7 @@ def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
 
 def _number(name: str, value: Any) -> float:
     if value is None:
-        raise RuleError("{name} is None: expected a number.", name=name)
+        raise RuleError(f"{name} is None: expected a number.")
     number = read_number(name, value, 0.0)
     check_size(name, number)
     return number
@@ -290,7 +288,7 @@ def _plain(layer: Any) -> int | str:
 def _head_list(name: str, value: Any) -> tuple[int, ...]:
     heads = read_heads(name, value, f"{HEADS[1]}, or a dictionary of layer to such a list")
     if not heads:
-        raise SelectionError("{name} is empty: it chooses nothing.", "leave heads out for all.", name=name)
+        raise SelectionError(f"{name} is empty: it chooses nothing.", "leave heads out for all.")
     return tuple(heads)
 
 

@@ -59,13 +59,11 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest)
             raise _form(kind)
         return cut(queries=_places(queries), keys=_places(keys), rest=rest, **where)
     except ClearheadError as error:
-        raise type(error)(
-            "--{kind} {text}: {what}", _HINT[kind], kind=kind, text=shown(text), what=error.what
-        ) from None
+        raise type(error)(f"--{kind} {shown(text)}: {error.what}", _HINT[kind]) from None
 
 
 def _form(kind: str) -> RuleError:
-    return RuleError("expected {form}.", form=_SIGNS[kind])
+    return RuleError(f"expected {_SIGNS[kind]}.")
 
 
 def _places(text: str) -> Any:

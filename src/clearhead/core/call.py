@@ -164,7 +164,8 @@ def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) 
     if rules and not all(map(is_number, rules.values())):
         return None
     bare = not rules and num_threads is None
-    return _problems.get(key_of(q, k, v) if bare else _key(q, k, v, rules, num_threads))
+    key = key_of(q, k, v) if bare else _key(q, k, v, rules, num_threads)
+    return None if key is None else _problems.get(key)  # a compiler would compile anew for each problem that it read
 
 
 def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:

@@ -69,6 +69,9 @@ class DeviceArray:
             axis += part is not None
         return DeviceArray(tensor[tuple(plain)])
 
+    def __add__(self, other: DeviceArray) -> DeviceArray:
+        return DeviceArray(self.tensor + other.tensor)
+
     def reshape(self, *shape: Any) -> DeviceArray:
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         return DeviceArray(self.tensor.reshape(sizes))

@@ -178,10 +178,9 @@ def _chosen(task: Task, whole: Call) -> tuple[Call, range]:
 
 def _gradient(task: Task, x: Tensors) -> Tensors:
     """The gradients of inputs, each with the input's own shape and dtype."""
-    by = part(x, "by")
-    if "product" in by or (x["q"].device.type != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
+    by, whole, names = part(x, "by"), _whole(task, x), task.answers.split()
+    if "product" in by or (whole.problem.device != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
         return torch_recomputed.gradients(task, x)
-    whole, names = _whole(task, x), task.answers.split()
     engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
     call, rows = _chosen(task, whole)
     answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))

@@ -22,17 +22,16 @@ from clearhead.core import definition
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
-from clearhead.diagnosing.fitting import largest, largest_difference
-from clearhead.diagnosing.inputs import file_inputs
+from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe
-from clearhead.diagnosing.search import Candidate, closest
+from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe, file_inputs
+from clearhead.diagnosing.search import closest
 from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
 from clearhead.diagnosing.workings import Workings
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
-from clearhead.textbook.computed import listed
+from clearhead.textbook.computed import largest_difference, listed
 from clearhead.textbook.page import Scene, Translations, both
 from clearhead.textbook.shapes import Convention, turned
 from clearhead.textbook.trace import Trace, trace, trace_layer, trace_weights
@@ -154,15 +153,13 @@ def check_file(path: str | Path) -> CheckedExample:
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """The claims in a file's values, by the names of their steps, in the order of the steps."""
     if "h" in data and "concat" in data:
-        values = {"file": place.name, "one": "H", "other": "concat"}
-        raise FileError("{file} holds both {one} and {other}, which are the same.", **values)
+        raise FileError(f"{place.name} holds both H and concat, which are the same.")
     if "h" in data:
         data["concat"] = data.pop("h")
     claimed = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
     for name in ("heads", "concat") if "x" not in needed else ():
         if name in claimed:
-            values = {"file": place.name, "name": name}
-            raise FileError("{file} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.", **values)
+            raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
     return claimed
 
 
@@ -196,8 +193,7 @@ def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> 
             return shaped
         if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
             return shaped.reshape(truth.shape)
-    values = {"name": name, "claimed": claimed.shape, "shape": truth.shape}
-    raise FileError("the claimed {name} has shape {claimed}, but this step has shape {shape}.", **values)
+    raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
 
 
 def _tolerance(written: Any, array: Array) -> float:
@@ -274,18 +270,12 @@ def _explanations(
 def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
-    tried = [
-        Candidate(
-            (mistake,),
-            (change,),
-            recipe,
-            largest_difference(claimed, workings.operands(recipe)["qkv".index(name)]),
-            slack,
-        )
-        for mistake in mistakes()
-        for change in mistake.variants(inputs)
-        if set(change) <= fields and (recipe := Recipe(change))
-    ]
-    fitting = closest(candidate for candidate in tried if candidate.fits)
+    tried = []
+    for mistake in mistakes():
+        for change in mistake.variants(inputs):
+            if set(change) <= fields:
+                gap = largest_difference(claimed, workings.operands(Recipe(change))["qkv".index(name)])
+                tried.append(MistakeExplanation((mistake,), (change,), Recipe(change), gap, slack))
+    fitting = closest(each for each in tried if each.fits)
     confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"
-    return tuple(MistakeExplanation(candidate, confidence) for candidate in fitting)
+    return tuple(replace(each, confidence=confidence) for each in fitting)

@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, Recipe, Selection, eps
 from clearhead.diagnosing.rule_changes import SEEING
-from clearhead.diagnosing.softmaxes import eps
 from clearhead.diagnosing.workings import Workings
+from clearhead.textbook.computed import differences
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
 _DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
 _RUNS = 4
-_WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for scores up to some ten thousand
-_WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
+_WIDEST = 1e-2  # of a number: beyond that, the root mean square of all must agree as well
 _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
 _STEPS = 60  # the most in the search for a number
@@ -87,25 +86,23 @@ class Fit:
         gap, allowed = self.gap(recipe, selection, exact), self.allowed(recipe, selection, exact)
         if allowed < gap < _DOUBT * allowed:
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs))
+        if allowed < gap and recipe == RIGHT:
+            run = Workings(self.inputs, self.plain.precision, "logsumexp")
+            allowed = max(allowed, self.allowed(recipe, selection, exact, run))
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, selection, exact))
-        by_logsumexp = recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]
-        if allowed < gap and by_logsumexp:
-            allowed = max(allowed, self._by_logsumexp(selection, exact, allowed))
         return gap, allowed
 
     @cached_property
     def _other_runs(self) -> list[Workings]:
         return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
 
-    def _typical(self, recipe: Recipe, selection: Selection, exact: Array, scaled: Array | None = None) -> float:
+    def _typical(self, recipe: Recipe, selection: Selection, exact: Array) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
 
         Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
         much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
         such runs; else a limit that theirs exceed.
-
-        scaled   the exact numbers with each row's factor, where theirs are compared with these
         """
         theirs = self.theirs(selection)
         if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
@@ -113,33 +110,7 @@ class Fit:
         errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs)]
         worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
         limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
-        return limit if rms(theirs - (exact if scaled is None else scaled)) > limit else float("inf")
-
-    def _by_logsumexp(self, selection: Selection, exact: Array, allowed: float) -> float:
-        """What exp(s - L) may be off by: L is rounded, so that all weights of a row have one factor in common.
-
-        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed, and where
-        that is much, nor may all of them together.
-        """
-        wide = allowed > _WIDEST * largest(exact)
-        sums = np.abs(np.logaddexp.reduce(self.exact.logits(RIGHT, selection), axis=-1, keepdims=True))
-        sums = np.where(np.isfinite(sums), sums, 0.0)
-        statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
-        if self.inputs.merged:  # each head has its own factors
-            if wide and np.isfinite(self._typical(RIGHT, selection, exact)):
-                return 0.0
-            rounding = FACTOR * statistics * largest(sums) * largest(exact)
-            return allowed + min(rounding, _WIDEST * largest(exact))
-        theirs = self.theirs(selection)
-        squared, shares = ((x * exact).sum(axis=-1, keepdims=True) for x in (exact, theirs))
-        factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
-        for rounded, widest in ((statistics, _WIDEST), (eps(self.dtype), _WIDEST_NARROW)):
-            most = np.minimum(FACTOR * rounded * sums, widest)
-            scaled = np.clip(factors, 1 - most, 1 + most) * exact
-            close = float(differences(theirs, scaled).max(initial=0.0)) <= allowed
-            if close and not (wide and np.isfinite(self._typical(RIGHT, selection, exact, scaled))):
-                return allowed + largest(most * exact)
-        return 0.0
+        return limit if rms(theirs - exact) > limit else float("inf")
 
     def allowed(
         self, recipe: Recipe, selection: Selection, exact: Array | None = None, run: Workings | None = None
@@ -230,18 +201,6 @@ def _short(x: float) -> float:
     """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
     short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
     return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def differences(a: Array, b: Array) -> Array:
-    """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is."""
-    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(gaps), np.inf, gaps)
-
-
-def largest_difference(a: Array, b: Array) -> float:
-    """The largest of them; infinite where the shapes differ."""
-    return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
 def rms(x: Array) -> float:

@@ -7,8 +7,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.definition import over_heads
-from clearhead.diagnosing.recipe import Diagnosed, Recipe
-from clearhead.diagnosing.softmaxes import eps
+from clearhead.diagnosing.recipe import Diagnosed, Recipe, eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
 Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
@@ -18,10 +17,12 @@ class Operands:
     """Computes the operands of recipes; `precision` is the dtype of a plain run, None the truth in float64.
 
     `perturbed` is the seed of another plain run, whose queries and keys are moved within the rounding of its dtype, or
-    of float32 where that is wider.
+    of float32 where that is wider; with "logsumexp" its rows' log-sum-exps are off by rounding instead.
     """
 
-    def __init__(self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
+    def __init__(
+        self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, perturbed: int | str | None = None
+    ) -> None:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
@@ -61,7 +62,7 @@ class Operands:
         for field, change in AFTER_ROTATION.items():
             if recipe[field] is not None:
                 heads = change(heads, recipe[field], self)
-        return heads if self.perturbed is None else self._moved(heads)
+        return self._moved(heads, self.perturbed) if isinstance(self.perturbed, int) else heads
 
     def _projected(self, recipe: Recipe) -> Heads:
         """X·W + b of each, its heads split; or the arrays as they were given."""
@@ -135,13 +136,13 @@ class Operands:
         result[..., second] = a * sin[..., second] + b * cos[..., second]
         return self.rounded(result)
 
-    def _moved(self, heads: Heads) -> Heads:
+    def _moved(self, heads: Heads, seed: int) -> Heads:
         """Queries and keys within the rounding of the dtype."""
         narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
         size = eps(narrow or np.dtype(np.float32))
         if narrow is None:  # what one sum after the other may add to the rounding of d_k products
             size *= max(1.0, heads[0].shape[-1] ** 0.5 / 4)
-        rng = np.random.default_rng(self.perturbed)
+        rng = np.random.default_rng(seed)
         q, k = ((x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(self.dtype) for x in heads[:2])
         return q, k, heads[2]
 

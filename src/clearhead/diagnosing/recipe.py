@@ -6,17 +6,30 @@ of queries, keys and values, rule_changes.py those of the rules, workings.py tho
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
 
-from clearhead.core.axes import Array
+import numpy as np
+
+from clearhead.core.arrays import FLOATS, as_array, bfloat16
+from clearhead.core.axes import WEIGHTS, Array, heads_first, named
+from clearhead.core.call import describe, describe_whole
 from clearhead.core.problem import Problem
-from clearhead.core.rules import EVERYWHERE
-from clearhead.textbook.computed import LayerArrays
+from clearhead.core.rule_values import read_flag, read_number
+from clearhead.core.rules import EVERYWHERE, Rules, check_names
+from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
+from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
+from clearhead.textbook.computed import LayerArrays, read_layer, read_weights
+from clearhead.textbook.shapes import Convention, check_convention, turned
 
 Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 Change = Mapping[str, Any]  # field -> value
 RULES = EVERYWHERE  # that recipes change
+Rotary = tuple[
+    float, bool
+]  # the base of the angles position·base^(-2i/d), and are pairs (2i, 2i + 1)? else (i, i + d/2)
 
 
 class Recipe(dict[str, Any]):
@@ -46,13 +59,6 @@ class Recipe(dict[str, Any]):
 
 
 RIGHT = Recipe()
-
-
-class Rotary(NamedTuple):
-    """Rotary positions: angles position·base^(-2i/d); the pairs are (i, i + d/2), or (2i, 2i + 1) where interleaved."""
-
-    base: float
-    interleaved: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,3 +105,124 @@ class Selection(NamedTuple):
 
     heads: tuple[int, ...]
     rows: tuple[int, ...]
+
+
+def eps(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number."""
+    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
+
+
+# ── what is diagnosed, read from a call or a file's values ──
+
+
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Any, rules: Rules) -> Diagnosed:
+    """The inputs of `diagnose`, checked; `rotary` is a base or None, and whether pairs are interleaved."""
+    turning, described = _rotary_of(*rotary), describe_whole(q, k, v, rules)
+    assert described.v is not None
+    shape = (*described.problem.prefix, described.problem.queries, described.d_v)
+    result = heads_first(read_theirs(theirs, shape, described.problem, stage))
+    return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, turning)
+
+
+def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:
+    """The inputs of `diagnose_weights`, checked."""
+    described, weights = read_weights(weights, v, convention)
+    values, problem = described.v, described.problem
+    assert values is not None
+    if stage != "output":
+        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
+    shape = (*problem.prefix, problem.queries, values.shape[-1])
+    result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
+    return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
+
+
+def layer_inputs(
+    arrays: dict[str, Any],
+    theirs: Any,
+    num_heads: int,
+    convention: Convention,
+    stage: Stage,
+    rotary: Any,
+    rules: Rules,
+) -> Diagnosed:
+    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`, `rotary` as in `plain_inputs`."""
+    turning = _rotary_of(*rotary)
+    check_names(rules)
+    layer, sizes = read_layer(arrays, num_heads, convention)
+    kv_heads = sizes.kv_heads or 1
+    shapes = (num_heads, sizes.queries, sizes.d_k), (kv_heads, sizes.keys, sizes.d_k), (kv_heads, sizes.keys, sizes.d_v)
+    zero = np.zeros((), layer.x.dtype)  # only shapes and dtype are used: `workings` computes each recipe's projections
+    q, k, v = (np.broadcast_to(zero, (*sizes.lead, *shape)) for shape in shapes)
+    described = describe(q, k, v, rules)
+    assert described.v is not None
+    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if layer.out is None else layer.out[1])
+    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
+    theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
+    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
+    layer = replace(layer, x=flat[0], context=flat[1])
+    return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, turning)
+
+
+def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
+    """Rotary positions; None without a base."""
+    if base is None:
+        return None
+    number = read_number("rotary", base, 0.0)
+    if number <= 0:
+        raise RuleError(expected("rotary", base, "the base of the angles, a positive number"), "rotary=10000.0")
+    return number, read_flag("rotary_interleaved", interleaved)
+
+
+def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Diagnosed:
+    """The inputs among a file's values, checked; inputs and rules by name."""
+    values = dict(values)
+    needed = inputs_of(place, values)
+    stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
+    rotation = values.pop("rotary", None), values.pop("rotary_interleaved", False)
+    convention = values.pop("convention", "rows")
+    if needed == WEIGHTS_AND_V:
+        weights, v = values.pop("weights"), values.pop("v")
+        check_alone(place, [*values, *(["rotary"] if rotation[0] is not None else [])])
+        return weights_inputs(weights, v, theirs, convention, stage)
+    if needed == INPUTS:
+        q, k, v = (values.pop(name) for name in INPUTS)
+        check_convention(convention)
+        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
+        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
+    arrays, heads = {name: values.pop(name, None) for name in LAYER}, values.pop("num_heads", 1)
+    return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
+
+
+def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
+    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
+    if not isinstance(stage, str) or stage not in STAGES:
+        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
+    array: Array = as_array(theirs, "theirs")[0]
+    if array.dtype not in FLOATS:
+        raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
+    want = output if stage == "output" else problem.shape
+    if array.shape == want:
+        return array
+    joined = len(output) == len(problem.prefix) + 1  # a layer's output, its heads joined
+    if stage == "weights" and problem.prefix and array.shape == (*want[:-3], *want[-2:]):  # perhaps a mean over heads
+        return np.broadcast_to(array[..., None, :, :], want)
+    of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
+    hint = _hint(array.shape, want, output, problem, stage)
+    axes = named(want, of_output if stage == "output" else WEIGHTS)
+    raise ShapeError(f"theirs has shape {array.shape}: at stage {stage!r} expected {axes}.", hint)
+
+
+def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
+    if shape == output:
+        return 'it has the shape of the output: stage="output".'
+    if shape == problem.shape:
+        return 'it has the shape of the weights: stage="weights".'
+    if shape == (*want[:-2], want[-1], want[-2]):
+        return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
+    if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
+        return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
+    if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
+        return f"its heads are joined: theirs.reshape(*theirs.shape[:-1], {want[-3]}, {want[-1]}).swapaxes(-2, -3)."
+    if prod(shape) == prod(want):
+        return "it has as many numbers: a reshape may do, if their order is right."
+    return ""

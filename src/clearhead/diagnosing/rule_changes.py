@@ -76,10 +76,6 @@ def _window(p: Problem, how: Any) -> Fields:
     return {"window": sides.get(how, p.window), "causal": p.causal and not free}
 
 
-def _tile(p: Problem, tile: tuple[str, int]) -> Fields:
-    return {"causal": p.causal and not tile[0].startswith(("diagonal", "local"))}
-
-
 def _mask(p: Problem, how: str) -> Fields:
     assert p.mask is not None
     if how == "tiled":
@@ -97,10 +93,6 @@ def _padding(p: Problem, how: str) -> Fields:
     return {"kv_lengths": kept, "query_lengths": lengths if how in ("queries", "both") else p.query_lengths}
 
 
-def _padding_shift(p: Problem, by: int) -> Fields:
-    return {"kv_lengths": p.kv_lengths if p.kv_lengths is None else np.clip(p.kv_lengths + by, 0, p.keys)}
-
-
 def _bias(p: Problem, how: str) -> Fields:
     assert p.bias is not None
     return {"bias": p.bias.swapaxes(-1, -2) if how == "transposed" else p.bias}
@@ -110,16 +102,11 @@ def _slopes(p: Problem, how: str) -> Fields:
     right = p.alibi_slopes
     assert right is not None
     every = {"reversed": right[::-1], "next head": np.roll(right, -1), "squared": right**2}
-    every["of a power of two"] = _interleaved(p.heads)
+    below = 1 << (max(1, p.heads).bit_length() - 1)  # the power of two below the heads, and every other one above
+    some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
+    every["of a power of two"] = np.concatenate([some, more[::2]])[: p.heads]
     every["not interleaved"] = 2.0 ** (-8 * np.arange(1, p.heads + 1) / p.heads)
     return {"alibi_slopes": every[how]}
-
-
-def _interleaved(heads: int) -> Array:
-    """ALiBi's slopes: those of the power of two below, then every other one of the power above."""
-    below = 1 << (max(1, heads).bit_length() - 1)
-    some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
-    return np.concatenate([some, more[::2]])[:heads]
 
 
 def _sinks(p: Problem, how: str) -> Fields:
@@ -134,10 +121,10 @@ _CHANGES: dict[str, Callable[[Problem, Any], Fields]] = {
     "alibi_slopes": _slopes,
     "causal": _causal,
     "window": _window,
-    "tile": _tile,
+    "tile": lambda p, tile: {"causal": p.causal and not tile[0].startswith(("diagonal", "local"))},
     "mask": _mask,
     "padding": _padding,
-    "padding_shift": _padding_shift,
+    "padding_shift": lambda p, by: {"kv_lengths": np.clip(p.kv_lengths + by, 0, p.keys)},
     "sinks": _sinks,
 }
 SCORING = frozenset({"scale", "softcap", "bias", "alibi", "alibi_slopes", "spans", "scaling"})  # fields of the scores
@@ -184,14 +171,6 @@ def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
 # ── what the rules cannot say: which keys are seen, by position ──
 
 
-def _of_causal(x: Block, how: str, _: Problem) -> Array | bool:
-    return {"inverted": x.places > x.positions, "upper": x.places >= x.positions}.get(how, True)
-
-
-def _of_window(x: Block, how: Any, _: Problem) -> Array | bool:
-    return x.places != x.positions if how == "without itself" else True
-
-
 def _of_padding(x: Block, how: str, p: Problem) -> Array | bool:
     assert p.kv_lengths is not None
     lengths = p.kv_lengths[:, None, None, None]
@@ -210,16 +189,12 @@ def _of_tile(x: Block, tile: tuple[str, int], _: Problem) -> Array | bool:
     return x.places >= block if what == "first missing" else seen
 
 
-def _of_tail(x: Block, tail: tuple[str, int], p: Problem) -> Array | bool:
-    return x.places < p.keys // tail[1] * tail[1] if tail[0] == "skipped" else True
-
-
 _BY_POSITION: dict[str, Callable[[Block, Any, Problem], Any]] = {
-    "causal": _of_causal,
-    "window": _of_window,
+    "causal": lambda x, how, _: {"inverted": x.places > x.positions, "upper": x.places >= x.positions}.get(how, True),
+    "window": lambda x, how, _: how != "without itself" or x.places != x.positions,
     "chunk": lambda x, size, _: x.positions // size == x.places // size,
     "padding": _of_padding,
     "cache": lambda x, how, p: x.places >= p.keys - p.queries if how == "ignored" else True,
     "tile": _of_tile,
-    "key_tail": _of_tail,
+    "key_tail": lambda x, tail, p: tail[0] != "skipped" or x.places < p.keys // tail[1] * tail[1],
 }

@@ -5,59 +5,23 @@ every head, and those that still fit on all rows, or on as many as the budget al
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
-from math import inf, prod
-from typing import NamedTuple
+from math import prod
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.fitting import Fit, coarser, largest, largest_difference
+from clearhead.diagnosing.fitting import Fit, coarser, largest
 from clearhead.diagnosing.mistakes import Mistake, mistakes
-from clearhead.diagnosing.recipe import RIGHT, Change, Diagnosed, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Selection
+from clearhead.diagnosing.verdict import BUDGET, Coverage, MistakeExplanation
+from clearhead.textbook.computed import largest_difference
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _PAIRED = 16  # keys of a block, below which it is tried alone
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
-BUDGET = 2**21  # the most weights that are compared
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Mistakes together, their changes of the recipe, and how far the recipe's numbers lie from theirs."""
-
-    mistakes: tuple[Mistake, ...]
-    changes: tuple[Change, ...]
-    recipe: Recipe
-    residual: float = inf
-    tolerance: float = 0.0
-
-    @property
-    def fits(self) -> bool:
-        """Is the residual within what rounding allows?"""
-        return self.residual <= self.tolerance
-
-    @property
-    def solved(self) -> bool:
-        """Was the number that its mask fills with solved from theirs?"""
-        return any(None in change.values() for change in self.changes)
-
-    def beside(self, other: "Candidate", recipe: Recipe) -> "Candidate":
-        """Both together, which make this recipe."""
-        return Candidate(self.mistakes + other.mistakes, self.changes + other.changes, recipe)
-
-
-class Coverage(NamedTuple):
-    """Which batch entries, heads and queries were compared, and whether that is everything."""
-
-    batches: tuple[int, ...]
-    heads: int
-    queries: tuple[int, ...]
-    everything: bool
-    all_batches: int
-    all_queries: int
 
 
 class Search:
@@ -73,7 +37,8 @@ class Search:
         n, heads, whole = problem.queries, tuple(range(problem.heads)), prod(problem.shape) <= BUDGET
         batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
         if not whole:
-            inputs = _taken(inputs, ends)
+            taken = problem.take(batches=np.array(ends))
+            inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
             most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.inputs, self.fit = inputs, Fit(inputs, coarser(problem.dtype, inputs.theirs.dtype), slack)
@@ -88,7 +53,7 @@ class Search:
         """How far a candidate may lie from theirs on the screen to be compared any further."""
         return max(1e-3 * largest(self.fit.theirs(self.screen)), 5 * self.fit.allowed(RIGHT, self.screen))
 
-    def measured(self, candidate: Candidate) -> Candidate:
+    def measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
         """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
         for selection in (self.sample, self.everything):
             residual, tolerance = self.fit.measure(candidate.recipe, selection)
@@ -97,17 +62,17 @@ class Search:
                 break
         return candidate
 
-    def rounded(self, narrowings: list[Candidate]) -> list[Candidate]:
+    def rounded(self, narrowings: list[MistakeExplanation]) -> list[MistakeExplanation]:
         """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
         gap = self.fit.gap(RIGHT, self.sample)
         fitting = [(self.fit.rounded_to(n.recipe["half_dtype"], self.sample), n) for n in narrowings]
         surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
         return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
-    def singles(self, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
+    def singles(self, only: Callable[[Mistake], bool] = bool) -> list[MistakeExplanation]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
         return [
-            Candidate((mistake,), (change,), Recipe(change))
+            MistakeExplanation((mistake,), (change,), Recipe(change))
             for mistake in filter(only, mistakes())
             for change in mistake.variants(self.inputs)
         ]
@@ -117,39 +82,39 @@ class Search:
         """Are mistakes that need every score of a head too costly here?"""
         return self.inputs.problem.queries * self.inputs.problem.keys > _WIDE
 
-    def unseen(self) -> list[Candidate]:
+    def unseen(self) -> list[MistakeExplanation]:
         """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
         right = self.fit.exact.answer(RIGHT, self.sample)
         allowed = self.fit.allowed(RIGHT, self.sample, right)
-        hidden: dict[str, Candidate] = {}
+        hidden: dict[str, MistakeExplanation] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.recipe.unfilled and single.mistakes[0].name not in hidden:
+            if not single.recipe.unfilled and single.entries[0].name not in hidden:
                 computed = self.fit.exact.answer(single.recipe, self.sample)
                 if largest_difference(computed, right) <= allowed:
-                    hidden[single.mistakes[0].name] = single
+                    hidden[single.entries[0].name] = single
         return list(hidden.values())
 
-    def explanations(self) -> list[Candidate]:
+    def explanations(self) -> list[MistakeExplanation]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
         every = [single for single in self.singles() if not (self.untried and single.recipe.wide)]
-        singles, narrowings = ([s for s in every if s.mistakes[0].evidence == kind] for kind in ("numbers", "rounding"))
+        singles, narrowings = ([s for s in every if s.entries[0].evidence == kind] for kind in ("numbers", "rounding"))
         fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.fit.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         paired = [single for single in singles if self._paired(single)]
         return self.fitting(pairs(paired)) or self.rounded(narrowings)
 
-    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+    def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
         """Candidates that fit, the closest first.
 
         One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
         """
         measured = map(self.measured, self._screened(candidates))
         single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
-        fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.mistakes) > 1)]
+        fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.entries) > 1)]
         return closest([c for c in fitting if not c.solved] or fitting)
 
-    def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    def _screened(self, candidates: Iterable[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
         for candidate in candidates:
             self.tried += 1
@@ -163,7 +128,7 @@ class Search:
             if recipe is not None and near:
                 yield replace(candidate, recipe=recipe)
 
-    def _paired(self, single: Candidate) -> bool:
+    def _paired(self, single: MistakeExplanation) -> bool:
         """Is it tried in pairs: does it change these numbers at a cost that pairs can bear?"""
         _, size = single.recipe["tile"] or ("", 0)
         if 0 < size < _PAIRED:
@@ -176,24 +141,19 @@ class Search:
         return self.fit.exact.answer(RIGHT, self.sample)
 
 
-def _taken(inputs: Diagnosed, batches: list[int]) -> Diagnosed:
-    """The same inputs for some batch entries."""
-    problem, theirs = inputs.problem.take(batches=np.array(batches)), inputs.theirs[batches]
-    return replace(inputs.mapped(lambda x: x[batches]), problem=problem, theirs=theirs)
-
-
-def pairs(singles: list[Candidate]) -> Iterator[Candidate]:
+def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:
     """Two mistakes that change different fields of the recipe."""
     for a, b in combinations(singles, 2):
         change_a, change_b = a.changes[0], b.changes[0]
         both_softmax = change_a.keys() & _SOFTMAX and change_b.keys() & _SOFTMAX
         independent = not change_a.keys() & change_b.keys() and not both_softmax
-        apart = a.mistakes[0].alone or b.mistakes[0].alone or (a.mistakes[0].seldom and b.mistakes[0].seldom)
-        if a.mistakes[0] is not b.mistakes[0] and independent and not apart:
-            yield a.beside(b, Recipe({**a.recipe, **change_b}))
+        apart = a.entries[0].alone or b.entries[0].alone or (a.entries[0].seldom and b.entries[0].seldom)
+        if a.entries[0] is not b.entries[0] and independent and not apart:
+            recipe = Recipe({**a.recipe, **change_b})
+            yield MistakeExplanation(a.entries + b.entries, a.changes + b.changes, recipe)
 
 
-def closest(candidates: Iterable[Candidate]) -> list[Candidate]:
+def closest(candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
     """The closest first."""
     return sorted(candidates, key=lambda candidate: candidate.residual)
 

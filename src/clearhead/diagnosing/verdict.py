@@ -2,19 +2,30 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from clearhead.diagnosing.mistakes import values
+from clearhead.diagnosing.mistakes import Mistake, values
 from clearhead.diagnosing.recipe import Change, Recipe
-from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
 from clearhead.digits import significant
 from clearhead.view.names import Names
 from clearhead.words import Language, counted, filled, read_language, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
+BUDGET = 2**21  # the most weights that are compared
+
+
+class Coverage(NamedTuple):
+    """Which batch entries, heads and queries were compared, and whether that is everything."""
+
+    batches: tuple[int, ...]
+    heads: int
+    queries: tuple[int, ...]
+    everything: bool
+    all_batches: int
+    all_queries: int
 
 
 class Reason(NamedTuple):
@@ -44,20 +55,20 @@ class Nonfinite(NamedTuple):
     many: int
 
 
-class AnswerLine(NamedTuple):
-    """A line of the answer and its kind: verdict, did, mend, needs, known or note."""
-
-    kind: str
-    text: str
+AnswerLine = tuple[str, str]  # its kind (verdict, did, mend, needs, known or note) and its text
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MistakeExplanation:
     """What their code may have done: one mistake or two, and how far the numbers these give lie from theirs."""
 
-    candidate: Candidate
-    confidence: Confidence
-    alike: tuple[Candidate, ...] = ()  # the same mistakes with other details, which fit equally well
+    entries: tuple[Mistake, ...]
+    changes: tuple[Change, ...]  # of the recipe, one for each of them
+    recipe: Recipe
+    residual: float = inf
+    tolerance: float = 0.0
+    confidence: Confidence = "ambiguous"
+    alike: tuple["MistakeExplanation", ...] = ()  # the same mistakes with other details, which fit equally well
     doubts: tuple[Reason, ...] = ()  # why it is likely only
 
     def __repr__(self) -> str:
@@ -66,21 +77,23 @@ class MistakeExplanation:
     @property
     def mistakes(self) -> tuple[str, ...]:
         """Their names in the catalogue."""
-        return tuple(mistake.name for mistake in self.candidate.mistakes)
+        return tuple(mistake.name for mistake in self.entries)
 
     @property
-    def residual(self) -> float:
-        return self.candidate.residual
+    def fits(self) -> bool:
+        """Is the residual within what rounding allows?"""
+        return self.residual <= self.tolerance
 
     @property
-    def tolerance(self) -> float:
-        return self.candidate.tolerance
+    def solved(self) -> bool:
+        """Was the number that its mask fills with solved from theirs?"""
+        return any(None in change.values() for change in self.changes)
 
     @property
     def details(self) -> dict[str, Any]:
         """The fields of the textbook's recipe that were changed, such as a block's size or a fill."""
-        fields = {field for change in self.candidate.changes for field in change}
-        return {field: self.candidate.recipe[field] for field in sorted(fields)}
+        fields = {field for change in self.changes for field in change}
+        return {field: self.recipe[field] for field in sorted(fields)}
 
     def did(self, language: Language = "en") -> list[str]:
         """What their code did, a sentence for each mistake."""
@@ -96,8 +109,8 @@ class MistakeExplanation:
 
     def _words(self, what: str, language: Language) -> list[str]:
         read_language(language)
-        fitting, sentences = (self.candidate, *self.alike), []
-        for index, mistake in enumerate(self.candidate.mistakes):
+        fitting, sentences = (self, *self.alike), []
+        for index, mistake in enumerate(self.entries):
             details = [_details(one.recipe, one.changes[index], language) for one in fitting]
             different = dict.fromkeys(getattr(mistake, what)[language].format(**each) for each in details)
             sentences.append(_say(language, "or").join(different))
@@ -146,14 +159,14 @@ class Diagnosis:
 
     def told(self, language: Language = "en") -> str:
         """The whole answer as text, "en" or "zh". Raises RuleError for another language."""
-        return "\n".join(line.text for line in self.lines(language))
+        return "\n".join(text for _, text in self.lines(language))
 
     def lines(self, language: Language = "en") -> Iterator[AnswerLine]:
         """The answer line by line. Raises RuleError for another language."""
         read_language(language)
 
         def line(kind: str, key: str, **values: object) -> AnswerLine:
-            return AnswerLine(kind, _say(language, key, **values))
+            return kind, _say(language, key, **values)
 
         if not self.looked.everything:
             looked, sizes = self.looked, self.looked._asdict() | {"budget": BUDGET}
@@ -175,7 +188,7 @@ class Diagnosis:
         if self.known:
             yield line("known", "known")
         for fact in self.known:
-            yield AnswerLine("known", f"  {said(fact, language)}")
+            yield "known", f"  {said(fact, language)}"
         for unseen in self.unseen:
             yield line("note", "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0])
 
@@ -228,33 +241,33 @@ def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
     numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
     if diagnosis.verdict in ("right", "unexplained"):
         exact = diagnosis.verdict == "right" and not diagnosis.difference
-        yield AnswerLine("verdict", _say(language, "right, exactly" if exact else diagnosis.verdict, **numbers))
+        yield "verdict", _say(language, "right, exactly" if exact else diagnosis.verdict, **numbers)
         return
     best = diagnosis.explanations[0]
     if diagnosis.verdict == "ambiguous":
         equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"]
-        yield AnswerLine("verdict", _say(language, "ambiguous", count=len(equal)))
+        yield "verdict", _say(language, "ambiguous", count=len(equal))
         for index, explanation in enumerate(equal):
             if index:
-                yield AnswerLine("note", "  " + _say(language, "or").strip(" ，"))
+                yield "note", "  " + _say(language, "or").strip(" ，")
             yield from _explained(explanation, language)
             needs = _say(language, "also").join(explanation.needs(language))
-            yield AnswerLine("needs", _say(language, "tell", needs=needs))
+            yield "needs", _say(language, "tell", needs=needs)
         return
-    yield AnswerLine("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
+    yield "verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes")
     yield from _explained(best, language)
-    fits = all(mistake.evidence == "numbers" for mistake in best.candidate.mistakes)
+    fits = all(mistake.evidence == "numbers" for mistake in best.entries)
     certain = best.confidence if best.residual else f"{best.confidence}, exactly"
     numbers |= {"residual": best.residual, "tolerance": best.tolerance}
-    yield AnswerLine("note", _say(language, certain if fits else "no fit", **numbers))
+    yield "note", _say(language, certain if fits else "no fit", **numbers)
     for doubt in best.doubts:
-        yield AnswerLine("note", _say(language, "because", why=said(doubt, language)))
+        yield "note", _say(language, "because", why=said(doubt, language))
 
 
 def _explained(explanation: MistakeExplanation, language: Language) -> Iterator[AnswerLine]:
     for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
-        yield AnswerLine("did", f"  {_say(language, 'and') if index else ''}{did}")
-        yield AnswerLine("mend", _say(language, "change", mend=mend))
+        yield "did", f"  {_say(language, 'and') if index else ''}{did}"
+        yield "mend", _say(language, "change", mend=mend)
 
 
 def _plain(x: Any) -> Any:

@@ -6,15 +6,16 @@ Intermediates that several recipes share are computed once.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array, join_heads
 from clearhead.core.block import Block
 from clearhead.core.definition import STEPS, logits, mix, product, softmax, split
-from clearhead.diagnosing import operands, softmaxes
+from clearhead.diagnosing import operands
 from clearhead.diagnosing.operands import Operands
-from clearhead.diagnosing.recipe import STAGES, Recipe, Selection
+from clearhead.diagnosing.recipe import STAGES, Recipe, Selection, eps
 from clearhead.diagnosing.rule_changes import SCORING, SEEING, changed_rules, selected, visible
 
 _ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
@@ -22,6 +23,7 @@ _ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
     "after bias": ("scaled", "biased", "capped"),
     "after mask": ("scaled", "biased"),
 }
+_OFF = 0.0025  # the most that rounding a log-sum-exp excuses: larger ones say nothing
 _SCORED = operands.FIELDS | SCORING
 _MASKED = _SCORED | SEEING | {"masking", "fill"}
 
@@ -133,13 +135,11 @@ class Workings(Operands):
         if recipe["masking"] in ("after", "renormalised"):
             result = result * seen
             if recipe["masking"] == "renormalised":
-                result = softmaxes.quotient(result, result.sum(axis=-1, keepdims=True))
+                result = _quotient(result, result.sum(axis=-1, keepdims=True))
         if recipe["empty"] is not None:
             empty_rows = ~seen.any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe["empty"] == "nan" else 1 / self.problem.keys, result)
-        return self._scaled_late(recipe, selection, self.rounded(result))
-
-    def _scaled_late(self, recipe: Recipe, selection: Selection, result: Array) -> Array:
+        result = self.rounded(result)
         return STEPS["scaled"](self._rules(recipe, selection), result) if recipe["scaling"] == "weights" else result
 
     def _softmax(self, recipe: Recipe, selection: Selection, x: Array) -> Array:
@@ -154,25 +154,28 @@ class Workings(Operands):
         if recipe["axis"] == "none":
             return np.where(np.isneginf(x), 0.0, x)
         if recipe["axis"] is not None:
-            return softmaxes.over(softmaxes.AXES[recipe["axis"]], x)
+            return _over(_AXES[recipe["axis"]], x)
         if recipe["blocks"] is not None:
-            return softmaxes.in_blocks(recipe["blocks"], x, sinks)
+            return _in_blocks(recipe["blocks"], x, sinks)
         if recipe["overflow"] is not None:
-            return softmaxes.overflowing(x, recipe["overflow"], sinks)
+            return _overflowing(x, recipe["overflow"], sinks)
         if how == "sigmoid":
             return np.asarray(1 / (1 + np.exp(-x)))
         if how == "logarithm":
             return np.asarray(x - softmax(x)[0].logsumexp[..., None])
         if how == "unkept sum and maximum":  # these, too, lie along the keys
             x = x - x.max(axis=-1, keepdims=True).swapaxes(-1, -2)
-        if how in softmaxes.DENOMINATORS:
-            return softmaxes.divided(x, softmaxes.DENOMINATORS[how], sinks)
+        if how in _DENOMINATORS:
+            return _divided(x, _DENOMINATORS[how], sinks)
         if recipe["sinks"] == "unshifted":
-            return softmaxes.divided(x, lambda m, total: np.logaddexp(total, sinks + m))
+            return _divided(x, lambda m, total: np.logaddexp(total, sinks + m))
         what, block = recipe["key_tail"] or ("", 1)
         if what == "zeros":  # a last block's padding, read as scores of 0
             more = np.log(float(-self.problem.keys % block))
-            return softmaxes.divided(x, lambda _, total: np.logaddexp(total, more), sinks)
+            return _divided(x, lambda _, total: np.logaddexp(total, more), sinks)
+        if self.perturbed == "logsumexp":
+            single = eps(np.dtype(np.float32))
+            return _divided(x, lambda _, total: total + np.minimum(single * np.abs(total), _OFF), sinks)
         return np.asarray(softmax(x, sinks)[1])
 
     # ── from the weights to the output ──
@@ -248,3 +251,78 @@ class Workings(Operands):
 def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
     """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
     return x if len(chosen) == x.shape[axis] else x.take(chosen, axis)
+
+
+# ── what stands in the softmax's place, of the logits, -inf where hidden ──
+
+_AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
+
+
+def _over(axes: tuple[int, ...], x: Array) -> Array:
+    """The softmax along these axes together."""
+    last = tuple(range(-len(axes), 0))
+    moved = np.moveaxis(x, axes, last)
+    flat = moved.reshape(*moved.shape[: -len(axes)], -1) if len(axes) < x.ndim else moved.reshape(1, -1)
+    return np.asarray(np.moveaxis(softmax(flat)[1].reshape(moved.shape), last, axes))
+
+
+_Denominator = Callable[[Array, Array], Any]  # of a row's largest logit m and log-sum-exp L, (…, rows, 1)
+
+_DENOMINATORS: dict[str, _Denominator] = {  # the logarithm of what each power is divided by
+    "no sum": lambda m, _: m,
+    "no sum, no maximum": lambda *_: 0.0,
+    "one more": lambda _, total: np.logaddexp(total, 0.0),
+    "one more, shifted": np.logaddexp,
+    "unkept sum": lambda m, total: m + (total - m).swapaxes(-1, -2),  # they lie along the keys
+    "unkept sum and maximum": lambda _, total: total.swapaxes(-1, -2),
+}
+
+
+def _divided(x: Array, denominator: _Denominator, sinks: Array | None = None) -> Array:
+    """Powers of the logits by another denominator; m is the largest of the keys, the sinks count in L."""
+    m = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
+    total = softmax(x, sinks)[0].logsumexp[..., None]
+    return np.where(np.isneginf(x), 0.0, np.exp(x - denominator(m, total)))
+
+
+def _overflowing(x: Array, dtype: str, sinks: Array | None) -> Array:
+    """The softmax in this dtype without a row's maximum subtracted."""
+    powers = np.exp(x.astype(dtype)).astype(x.dtype)
+    total = powers.astype(dtype).sum(axis=-1, keepdims=True).astype(x.dtype)
+    total = np.where((x > -np.inf).any(axis=-1, keepdims=True) & (total == 0), np.nan, total)
+    return _quotient(powers, total if sinks is None else total + np.exp(sinks))
+
+
+def _finite(peak: Array) -> Array:
+    return np.where(np.isneginf(peak), peak.dtype.type(0), peak)
+
+
+def _in_blocks(bug: tuple[str, int], x: Array, sinks: Array | None) -> Array:
+    """An online softmax over blocks of keys of a size, with a bug."""
+    what, size = bug
+    block, starts = np.arange(x.shape[-1]) // size, np.arange(0, x.shape[-1], size)
+    tops = np.maximum.reduceat(x, starts, axis=-1)
+    running = _finite(np.maximum.accumulate(tops, axis=-1))
+    final = running[..., -1:]
+    powers = total = right = np.exp(x - final)
+    if what in ("unshifted", "averaged"):  # each block by its own maximum
+        powers = total = np.exp(x - _finite(tops)[..., block])
+        if what == "averaged":
+            sums = np.add.reduceat(powers, starts, axis=-1)[..., block]
+            powers, total = _quotient(powers, sums), np.full_like(x[..., :1], len(starts))
+    elif what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
+        total = np.where(np.isneginf(tops[..., :1]), np.nan, right)
+    elif what.startswith("last"):
+        last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
+        powers = np.where(block == last, right, x.dtype.type(0))
+        total = right if what == "last values" else powers
+    else:
+        stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
+        powers, total = (right if what == kept else stale for kept in ("rescale sum", "rescale values"))
+    sums = total.sum(axis=-1, keepdims=True)
+    return _quotient(powers, sums if sinks is None else sums + np.exp(sinks - final))
+
+
+def _quotient(powers: Array, total: Array) -> Array:
+    """Powers / total, 0 where the total is 0."""
+    return np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)

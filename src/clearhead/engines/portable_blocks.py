@@ -22,6 +22,7 @@ from clearhead.core.statistics import Order
 _ROWS = 128
 _IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
 _FEWEST_ROWS = 4
+_SHARED = 1024  # keys whose shares in pixels are there at a time: those of all keys would be (pixels, keys)
 _OF_KEYS = ("k", "v", "x of keys")  # the arrays along the keys; all others are along the rows
 
 
@@ -116,21 +117,21 @@ class PlacedBlock:
 
     def add_image(self, total: Any, x: Any, size: tuple[int, int]) -> None:
         """Add the block's shares in the pixels of a picture (batch, heads, height, width)."""
-        (high, tall), (across, broad) = self._pixels(size)
-        here = total[(*self.place[:2], high, across)]
-        here += definition.pooled(x, beside(tall, x), beside(broad, x))
+        problem, keys = self.of.problem, self.place.keys
+        high, tall = areas(size[0], problem.queries, self.place.rows)
+        for start in range(keys.start, keys.stop, _SHARED):
+            stop = min(start + _SHARED, keys.stop)
+            across, broad = areas(size[1], problem.keys, slice(start, stop))
+            here = total[(*self.place[:2], high, across)]
+            here += definition.pooled(x[..., start - keys.start : stop - keys.start], beside(tall, x), beside(broad, x))
 
     def add_largest(self, total: Any, x: Any, size: tuple[int, int]) -> None:
         """Put into each pixel what `larger` leaves of it and of the block's effects under it."""
-        (high, tall), (across, broad) = self._pixels(size)
+        sides = zip(size, (self.of.problem.queries, self.of.problem.keys), self.place[2:], strict=True)
+        (high, tall), (across, broad) = (areas(pixels, length, chosen) for pixels, length, chosen in sides)
         x = largest_under(largest_under(x, tall).swapaxes(-1, -2), broad).swapaxes(-1, -2)
         here = total[(*self.place[:2], high, across)]
         here[...] = larger(x, here)
-
-    def _pixels(self, size: tuple[int, int]) -> Iterator[tuple[slice, Array]]:
-        problem = self.of.problem
-        sides = zip(size, (problem.queries, problem.keys), self.place[2:], strict=True)
-        return (areas(pixels, length, chosen) for pixels, length, chosen in sides)
 
     def keys_among_all(self, like: Any) -> Any:
         """The place of each key of the block among all keys."""

@@ -44,8 +44,10 @@ def captioned_heads(runs: Sequence[LayerRun]) -> list[CaptionedHead]:
     for number, run in enumerate(runs):
         matrix = AttentionMatrix(run.q, run.k, **run.rules).part(0)
         heads = summarise_heads(matrix, matrix.observe(logsumexp=True))
-        for head, (caption, *means) in enumerate(zip(captions(heads, even_heads(matrix)), *heads, strict=True)):
-            made.append(CaptionedHead(number, head, dict(zip(heads._fields, means, strict=True)), caption))
+        for head, (caption, *means) in enumerate(
+            zip(captions(heads, even_heads(matrix)), *heads.values(), strict=True)
+        ):
+            made.append(CaptionedHead(number, head, dict(zip(heads, means, strict=True)), caption))
     return made
 
 

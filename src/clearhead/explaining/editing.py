@@ -11,7 +11,7 @@ from clearhead.changing.edits import Edit, read_edits
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, Sentence
 from clearhead.explaining.texts import pieces
-from clearhead.models.edits import acting, choices, place_of
+from clearhead.models.decoder import acting_edits, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 from clearhead.watching.places import Text, find
 
@@ -66,7 +66,7 @@ def heads_of(edits: Sequence[Edit], layers: int, heads: int) -> Array:
     """Which heads an edit names, bool (layers, heads)."""
     named = np.zeros((layers, heads), bool)
     for layer in range(layers):
-        for _, chosen in acting(edits, layer, layers):
+        for _, chosen in acting_edits(edits, layer, layers):
             named[layer, slice(None) if chosen is None else list(chosen)] = True
     return named
 
@@ -82,7 +82,7 @@ def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: Sequence[Lay
                 places, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(layer, run.q, run.k)
             )
             for layer, run in enumerate(runs)
-            for _, heads in acting([places], layer, len(runs))
+            for _, heads in acting_edits([places], layer, len(runs))
         ):
             raise SelectionError(
                 "{edit}: it changes nothing, since these queries do not see these keys.",

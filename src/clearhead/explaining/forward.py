@@ -17,7 +17,7 @@ from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.page import Translations, both, capitalised
-from clearhead.textbook.shapes import Around, Sizes, Steps, layer_steps
+from clearhead.textbook.shapes import Sizes, Steps, layer_steps
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.words import LANGUAGES, say
 
@@ -98,10 +98,8 @@ def steps_of(run: LayerRun) -> Steps:
     """The steps of a whole layer, all heads, without numbers."""
     (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
     sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v, itemsize=run.x.itemsize)
-    around = Around(
-        run.x.shape[-1], None, run.output.shape[-1], run.biases, through=run.through, normalised=run.normalised
-    )
-    return layer_steps(sizes, around, cast("Rules", run.rules))
+    widths, rules = (run.x.shape[-1], None, run.output.shape[-1]), cast("Rules", run.rules)
+    return layer_steps(sizes, *widths, rules, run.biases, run.through, normalised=run.normalised)
 
 
 def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:

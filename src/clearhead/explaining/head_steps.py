@@ -157,10 +157,10 @@ def document(
     layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
     if g is not None:
         after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
-    logits, edited = _sorted_logits(first, "logits"), None
+    logits, edited = _sorted_logits(first, "logits"), cast("Edited | None", None)
     if seen.before is not None:
         logits |= _sorted_logits(seen, "edited.logits")
-        edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
+        edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
     made = story(layers if edited else after, scene, edited, kept)
     return replace(made, arrays={**made.arrays, **logits})
 

@@ -28,7 +28,7 @@ torch.Size([1, 5])
 # switching   sets the model's attention to ours and back; which modules are attention
 # attending   the attention function that Transformers calls; packed: in batches without padding
 # masks       Transformers' masks as rules
-# passes      which layer is running, and for which time; texts: over which text
+# passes      which layer is running, for which time and over which text
 # watching    ch.watch: recording keeps one layer while it runs, derivatives what backward passes bring to it
 # changing    ch.change, and seen.verify
 

@@ -15,8 +15,7 @@ from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import Passes
-from clearhead.hf.texts import Texts, check_tokenizer
+from clearhead.hf.passes import Passes, Texts, check_tokenizer
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
 from clearhead.watching.naming import LayerCall, ModulePath
 from clearhead.watching.places import Place, Text
@@ -61,7 +60,11 @@ class _Changing(Passes):
 
     def check(self) -> None:
         """Raise SelectionError for a layer or head that the model has not, RuleError for a run without its arrays."""
-        layers = [(choices, _head_count(module)) for module, choices in self.modules.items()]
+        layers = []  # each with the most heads that its module or its configuration speaks of, 0 where neither does
+        for module, choices in self.modules.items():
+            spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
+            counts = (n for owner in spoken for name, n in owner.items() if name.endswith(("heads", "n_head")))
+            layers.append((choices, max((n for n in counts if isinstance(n, int)), default=0)))
         numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
         check_layers(self.edits, layers, self.name, hint)
@@ -163,13 +166,6 @@ class _Changing(Passes):
                 f"changed: {kinds}.",
                 stacklevel=4,
             )
-
-
-def _head_count(module: Any) -> int:
-    """The most heads that a module or its configuration speaks of; 0 where neither does."""
-    spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
-    counts = (n for owner in spoken for name, n in owner.items() if name.endswith(("heads", "n_head")))
-    return max((n for n in counts if isinstance(n, int)), default=0)
 
 
 def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:

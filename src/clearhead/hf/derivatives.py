@@ -13,12 +13,9 @@ from clearhead.errors import RuleError
 BACKWARD = "loss.backward() inside the `with` block, or after it; where layers are checkpointed, inside."
 
 
-@dataclass(eq=False)
-class Arrivals:
-    """What the backward passes of one block have done so far."""
-
-    some: bool = False  # has any layer got its derivative?
-    chosen: bool = False  # did one go to chosen tensors only, so that it may have passed layers by?
+# What the backward passes of one block have done so far: "some" layer has got its derivative; one went to "chosen"
+# tensors only, so that it may have passed layers by.
+Arrivals = set[str]
 
 
 @dataclass(eq=False)
@@ -44,8 +41,7 @@ class CallDerivative:
         """Add what a backward pass brought."""
         g = g.detach() if self.heads is None else g.detach()[:, self.heads]
         self.g = g if self.g is None else self.g + g
-        self.arrivals.some = True
-        self.arrivals.chosen |= chosen
+        self.arrivals |= {"some", "chosen"} if chosen else {"some"}
 
 
 @dataclass(eq=False)
@@ -70,7 +66,7 @@ class LayerDerivative:
 
         Raises RuleError where no backward pass ran, and where one ran that did not reach the layer for another reason.
         """
-        if not self.arrivals.some:
+        if "some" not in self.arrivals:
             raise RuleError("no backward pass has run: there is no derivative by what the heads put out.", BACKWARD)
         for call in self.calls:
             if call.g is None and call.graphless:
@@ -79,7 +75,7 @@ class LayerDerivative:
                     "checkpointed and the backward pass ran after the block, or the model runs it under torch.no_grad.",
                     "loss.backward() inside the `with` block; ch.watch(…, layers=[…]) without this layer.",
                 )
-            if call.g is None and self.arrivals.chosen:
+            if call.g is None and "chosen" in self.arrivals:
                 raise RuleError(
                     f"no derivative came to layer {self.name}, and a backward pass went to chosen tensors only "
                     "(torch.autograd.grad, inputs=…): whether the number depends on this layer is not known.",
@@ -121,22 +117,3 @@ class _Followed(torch.autograd.Function):
             leaf = torch.autograd.graph.get_gradient_edge(ctx.output).node  # which only a pass to every leaf comes to
             call.add(grad, chosen=not torch._C._will_engine_execute_node(leaf))
         return grad, None, None
-
-
-def check_graph() -> None:
-    """Raise RuleError unless PyTorch records a graph."""
-    if not torch.is_grad_enabled():
-        raise RuleError(
-            "causes=True, and the model runs without a graph (torch.no_grad, torch.inference_mode, model.generate): no "
-            "derivative would come.",
-            "model(ids) with gradients on, once over the whole text, which may be one that it generated.",
-        )
-
-
-def check_dropout(dropout: float) -> None:
-    """Raise RuleError where dropout acts on the weights: what is put out then is not A·v."""
-    if dropout:
-        raise RuleError(
-            f"causes=True, and dropout ({dropout:g}) acts on the weights: what an edge did is not its weight's doing.",
-            "model.eval(), which keeps gradients.",
-        )

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.core.axes import group_size
 from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.derivatives import CallDerivative, LayerDerivative, check_dropout
+from clearhead.hf.derivatives import CallDerivative, LayerDerivative
 from clearhead.hf.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
@@ -56,8 +56,12 @@ class Recording:
         Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
         """
         self.check(call)
-        if self.derivative is not None:
-            check_dropout(dropout)
+        if self.derivative is not None and dropout:
+            raise RuleError(
+                f"causes=True, and dropout ({dropout:g}) acts on the weights: what an edge did is not its weight's "
+                "doing.",
+                "model.eval(), which keeps gradients.",
+            )
         image = None if self.calls else self.asked.get("image")  # the picture of several calls is made in the end
         result, seen = call.observed({**self.asked, "image": image}, dropout)
         result = result if self.derivative is None else self.derivative.follow(result, self.heads)

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clearhead.core.observations import check_asked
@@ -17,10 +18,9 @@ from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.derivatives import Arrivals, LayerDerivative, check_graph, computed_again
-from clearhead.hf.passes import Passes
+from clearhead.hf.derivatives import Arrivals, LayerDerivative, computed_again
+from clearhead.hf.passes import Passes, check_tokenizer
 from clearhead.hf.recording import Recording
-from clearhead.hf.texts import check_tokenizer
 from clearhead.watching.dividing import Written
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.saved import LAYERS, read_heads
@@ -35,7 +35,12 @@ def watched(
     """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
     names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
     asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
-    _check_options(keep=keep, values=values, causes=causes, tokenizer=tokenizer)
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
+    check_tokenizer(tokenizer)
     layers = None if layers is None else read_members("layers", layers, *LAYERS)
     chosen = None if heads is None else read_heads("heads", heads)
     switching.check(model)
@@ -103,8 +108,12 @@ class _Watching(Passes):
             new, ids = ids.tensor_split([one.query_length], 1)
             self._add(seen, new)
             self.batch.append((seen, first))
-        if self.arrivals is not None:
-            check_graph()
+        if self.arrivals is not None and not torch.is_grad_enabled():
+            raise RuleError(
+                "causes=True, and the model runs without a graph (torch.no_grad, torch.inference_mode, "
+                "model.generate): no derivative would come.",
+                "model(ids) with gradients on, once over the whole text, which may be one that it generated.",
+            )
         self._warn_of_positions(named)
 
     def attention(self, module: Any) -> Watch:
@@ -189,13 +198,3 @@ class _Watching(Passes):
         missing = [layer for layer in self.layers or () if layer not in self.ran]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
-
-
-def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> None:
-    """Raise RuleError or DtypeError for values that are not what `watch` says."""
-    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    if causes and not keep:
-        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    check_tokenizer(tokenizer)

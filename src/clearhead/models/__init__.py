@@ -3,7 +3,7 @@
 protocol        what `explain` needs of a model: tokens, and every layer's attention in one forward pass
 finding         load_model: a model by its path or name; those on this machine
 model           a decoder in NumPy with its tokenizer; chat: messages as one text; tokens: the tokenizer of a GGUF file
-decoder         its forward pass, with keys and values kept; backward: derivatives; edits: edits of attention in a layer
+decoder         its forward pass, with keys and values kept; backward: derivatives; runs: a text's run, variants: others
 families        its sizes, and what differs between Llama, Gemma and the others, as data
 rope functions  rotary positions; norms and activations, with their derivatives
 weights         packed and memory-mapped tensors; layout: which of them a decoder has

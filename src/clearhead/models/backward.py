@@ -96,10 +96,10 @@ def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream
 
 def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
     """The derivative by the residual stream after attention, (tokens, d_model), by way of the MLP."""
-    w, name, act = decoder.weights, f"blk.{number}.", ACTIVATIONS[decoder.config.activation]
+    w, name, (value_of, slope_of) = decoder.weights, f"blk.{number}.", ACTIVATIONS[decoder.config.activation]
     gate, up = decoder.inner(number, middle)
     with np.errstate(over="ignore"):
-        value, slope = act.value(up if gate is None else gate), act.slope(up if gate is None else gate)
+        value, slope = (function(up if gate is None else gate) for function in (value_of, slope_of))
     if f"{name}post_ffw_norm.weight" in w:
         output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
         upstream = _by_output(decoder, number, "post_ffw_norm", output, upstream)

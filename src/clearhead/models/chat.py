@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clearhead.errors import FileError, MissingExtraError, RuleError, expected
+from clearhead.models.folder import one_line
 from clearhead.models.protocol import Token, first_letter
 
 _SECONDS, _MOST = 2.0, 2**22
@@ -70,8 +71,7 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
                 if len(text) > _MOST:
                     raise TemplateError("its text has no end")
     except Exception as error:  # a stranger's template raises whatever it likes
-        values = {"name": name, "reason": " ".join(str(error).split()) or type(error).__name__}
-        raise FileError("{name}: its chat template cannot be used: {reason}.", **values) from None
+        raise FileError(f"{name}: its chat template cannot be used: {one_line(error)}.") from None
     return text
 
 
@@ -111,10 +111,6 @@ def neutral_token(
     return ids[word] if (word := next(borders, None)) else (continuation("\n") or [0])[-1]
 
 
-class _TooLongError(Exception):
-    pass
-
-
 @contextmanager
 def _deadline() -> Any:
     """Inside, Python code that runs for more than `_SECONDS` is stopped; a template is compiled to Python code."""
@@ -122,7 +118,7 @@ def _deadline() -> Any:
 
     def watch(_frame: Any, _event: str, _argument: Any) -> Any:
         if time.monotonic() > end:
-            raise _TooLongError("it takes too long")
+            raise TimeoutError("it takes too long")
         return watch
 
     sys.settrace(watch)

@@ -16,8 +16,8 @@ from urllib.request import getproxies
 
 from clearhead.core.array_files import tensor_names
 from clearhead.core.room import check_room_for_file
-from clearhead.errors import FileError, Sentence
-from clearhead.models.folder import weight_files
+from clearhead.errors import FileError
+from clearhead.models.folder import one_line, weight_files
 
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
 _SECONDS = 2.0  # to reach the hub
@@ -35,8 +35,8 @@ def folder(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = "{name} is not a directory here, the cache {cache} has no config.json with safetensors of it"
-    values = {"tried": Sentence(tried, name=name, cache=constants.HF_HUB_CACHE), "host": constants.ENDPOINT}
+    cache = constants.HF_HUB_CACHE
+    tried = f"{name} is not a directory here, the cache {cache} has no config.json with safetensors of it, and"
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
         with suppress(OSError):  # raised where it is not in the cache
@@ -47,22 +47,17 @@ def folder(name: str) -> Path:
         switches = {key: os.environ.get(key, "").upper() for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
         offline = [key for key, value in switches.items() if value in ("1", "ON", "YES", "TRUE")]
         if offline:
-            raise FileError(
-                "{tried}, and {variable} does not allow downloading it.", hint, **values, variable=offline[0]
-            )
+            raise FileError(f"{tried} {offline[0]} does not allow downloading it.", hint)
         address = getproxies().get("https") or constants.ENDPOINT
         if not _reachable(address):
-            values["host"] = str(urlsplit(address).hostname)
-            raise FileError("{tried}, and {host} cannot be reached to download it.", hint, **values)
+            raise FileError(f"{tried} {urlsplit(address).hostname} cannot be reached to download it.", hint)
         return Path(snapshot_download(name, allow_patterns=_FILES))
     except HFValidationError:
-        raise FileError("{name!r} is not a directory here, and no model can have that name.", hint, name=name) from None
+        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
     except RepositoryNotFoundError:
-        raise FileError("{tried}, and {host} has no such model, or only for its owner.", hint, **values) from None
+        raise FileError(f"{tried} {constants.ENDPOINT} has no such model, or only for its owner.", hint) from None
     except OSError as error:
-        raise FileError(
-            "{tried}, and it cannot be downloaded: {reason}", hint, **values, reason=one_line(error)
-        ) from None
+        raise FileError(f"{tried} it cannot be downloaded: {one_line(error)}", hint) from None
 
 
 def check_counts(place: Path, config: Mapping[str, Any]) -> None:
@@ -70,11 +65,9 @@ def check_counts(place: Path, config: Mapping[str, Any]) -> None:
     tensors = sum(len(tensor_names(path)) for path in weight_files(place))
     for key, count in _integers(config):
         if ("layer" in key or "expert" in key or "block" in key) and count > max(_MANY, tensors):
-            values = {"key": key, "count": count, "tensors": tensors, "place": place}
             raise FileError(
-                "{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
+                f"{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
                 "do config.json and the weights belong together?",
-                **values,
             )
 
 
@@ -83,30 +76,12 @@ def check_sizes(place: Path, built: Any) -> None:
     stored = sum(path.stat().st_size for path in weight_files(place))
     parameters = sum(x.numel() for x in built.parameters())
     if parameters > 2 * stored:  # a number has four bits at least
-        values = {"parameters": parameters, "stored": stored, "place": place}
         raise FileError(
-            "{place}: config.json makes a model of {parameters:,} parameters, but the weights have {stored:,} bytes.",
+            f"{place}: config.json makes a model of {parameters:,} parameters, but the weights have {stored:,} bytes.",
             "do config.json and the weights belong together?",
-            **values,
         )
     others = sum(x.numel() * x.element_size() for x in built.buffers())
     check_room_for_file(place, 4 * parameters + others, "this model in float32")
-
-
-def check_filled(name: str, missing: list[str]) -> None:
-    """Refuse a model whose files lack some of its weights: they would be random numbers."""
-    lacking = sorted(key for key in missing if "pooler" not in key)  # encoders' poolers stand behind all attention
-    if lacking:
-        values = {"name": name, "first": lacking[0], "count": len(lacking) - 1}
-        more = (
-            "{name}: the weights lack {first} and {count} more." if lacking[1:] else "{name}: the weights lack {first}."
-        )
-        raise FileError(more, "do config.json and the weights belong together?", **values)
-
-
-def one_line(error: BaseException) -> str:
-    """A library's error message on one line; the name of its class where the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:

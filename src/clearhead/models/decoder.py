@@ -7,20 +7,20 @@ each token by itself, so that `before` and `after` take (…, tokens, d_model).
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.models import edits as editing
 from clearhead.models.families import Config
 from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
 from clearhead.models.protocol import LayerRun
 from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
+from clearhead.watching.places import Place, Text
 
 Angles = tuple[Array, Array] | None
 _BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
@@ -115,7 +115,7 @@ class Decoder:
 
     def mlp(self, number: int, middle: Array) -> Array:
         """What the MLP makes of the residual stream after attention, (…, tokens, d_model), before it is added."""
-        act = ACTIVATIONS[self.config.activation].value
+        act, _ = ACTIVATIONS[self.config.activation]
         gate, up = self.inner(number, middle)
         for block in blocks(up.shape[-2], CACHED):
             tokens = (..., block, slice(None))
@@ -141,13 +141,13 @@ class Decoder:
         if past is not None:
             rules["query_offset"] = first
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
-        acting = editing.acting(edits, number, config.layers)
+        acting = acting_edits(edits, number, config.layers)
         if acting:
-            call = editing.call(q, k, v, rules, acting, number)
+            call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
         else:
             heads = attention(q, k, v, **rules)
-        factors = editing.factors(acting, config.heads)
+        factors = output_factors(acting, config.heads)
         biases, through = self.words(number)
         output = self.mixed(number, heads)
         return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
@@ -221,10 +221,6 @@ class Decoder:
             yield token
             token = int(np.argmax(steps.send([token])))
 
-    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """The first `count` of them."""
-        return list(islice(self.likeliest(ids), count))
-
 
 @dataclass(slots=True)
 class KeysValues:
@@ -273,3 +269,39 @@ def join(x: Array) -> Array:
     """(…, heads, tokens, d_k) to (…, tokens, heads·d_k)."""
     turned_back = x.swapaxes(-3, -2)
     return turned_back.reshape(*turned_back.shape[:-2], -1)
+
+
+# ── edits of attention in one layer ──
+
+
+def acting_edits(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, Heads]]:
+    """The edits of one layer of so many, each with its heads; None is all."""
+    return acting_in(edits, str(layer), choices(layer, layers))
+
+
+def edited_call(
+    q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[tuple[Edit, Heads]], layer: int
+) -> EditedCall:
+    """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
+    return edited(q[None], k[None], v[None], rules, edits, place_of(layer, q, k))
+
+
+def output_factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
+    """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
+    changing = [(edit, chosen) for edit, chosen in edits if edit.kind in ("off", "scaled")]
+    numbers = np.ones(heads)
+    for edit, chosen in changing:
+        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if edit.kind == "scaled" else 0.0
+    return numbers if changing else None
+
+
+def place_of(layer: int, q: Array, k: Array) -> Place:
+    """Where a layer's attention is: q (heads, queries, d_k) are the last of the tokens of k (kv_heads, keys, d_k)."""
+    queries, keys = q.shape[1], k.shape[1]
+    text = Text(keys)
+    return Place(str(layer), range(keys - queries, keys), range(keys), text, text)
+
+
+def choices(layer: int, layers: int) -> set[str]:
+    """All that chooses a layer in `layers=`: its number, and that from the end."""
+    return {str(layer), str(layer - layers)}

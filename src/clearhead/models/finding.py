@@ -87,12 +87,12 @@ def _place(name: str) -> Path | None:
     if name == "smollm2":
         return _smollm2()
     is_path = path.is_absolute() or name.startswith(".") or len(path.parts) > 2 or path.suffix == ".gguf"
-    cached = None if is_path else next((each.place for each in _of_hugging_face() if each.name == name), None)
+    cached = None if is_path else dict(_of_hugging_face()).get(name)
     if cached is not None and folder.family_of(json_of(cached / "config.json")) is not None:
         return cached
     if is_path or find_spec("transformers") is None:
         raise FileError(
-            "{name}: there is no such file or folder.", "clearhead models lists the models on this machine.", name=name
+            f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
         )
     return None
 
@@ -118,10 +118,8 @@ def _of_ollama(name: str) -> Path:
     registry = _ollama() / "manifests" / "registry.ollama.ai"
     manifest = registry.joinpath(*parts, tag or "latest")
     if ".." in (*parts, tag) or not os.path.isfile(manifest):
-        known = ", ".join(each.name for each in _ollama_models()) or "none"
-        raise FileError(
-            "Ollama has no {name} here.", "it has: {known}; ollama pull {name} fetches it.", name=name, known=known
-        )
+        known = ", ".join(known for known, _ in _ollama_models()) or "none"
+        raise FileError(f"Ollama has no {name} here.", f"it has: {known}; ollama pull {name} fetches it.")
     return _blob(manifest)
 
 
@@ -134,25 +132,21 @@ def _blob(manifest: Path) -> Path:
     ]
     name = digests[0].replace(":", "-") if digests else ""
     if not name or "/" in name or not os.path.isfile(_ollama() / "blobs" / name):
-        raise FileError("{path} names no model that is here.", "was the download cut off?", path=manifest)
+        raise FileError(f"{manifest} names no model that is here.", "was the download cut off?")
     return _ollama() / "blobs" / name
 
 
 def _of_lmstudio(name: str) -> Path:
     listed = list(_lmstudio_models())
-    for each in listed:
-        words = each.name.removeprefix("lmstudio:")
+    for known, place in listed:
+        words = known.removeprefix("lmstudio:")
         if name in (words, words.rpartition("/")[2]):
-            return each.place
-    known = ", ".join(each.name for each in listed) or "none"
-    raise FileError("LM Studio has no {name} here.", "it has: {known}.", name=name, known=known)
+            return place
+    known = ", ".join(known for known, _ in listed) or "none"
+    raise FileError(f"LM Studio has no {name} here.", f"it has: {known}.")
 
 
-class Here(NamedTuple):
-    """A model on this machine: the name that `--model` takes, and its file or folder."""
-
-    name: str
-    place: Path
+Here = tuple[str, Path]  # the name that `--model` takes, and the file or folder
 
 
 def _ollama_models() -> Iterator[Here]:
@@ -161,13 +155,13 @@ def _ollama_models() -> Iterator[Here]:
         owner, base, tag = manifest.parts[-3:]
         name = f"ollama:{base if owner == 'library' else f'{owner}/{base}'}:{tag}"
         with suppress(ClearheadError):
-            yield Here(name.removesuffix(":latest"), _blob(manifest))
+            yield (name.removesuffix(":latest"), _blob(manifest))
 
 
 def _lmstudio_models() -> Iterator[Here]:
     for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
         for path in sorted(base.glob("*/*/*.gguf")):
-            yield Here(f"lmstudio:{path.parent.parent.name}/{path.parent.name}", path)
+            yield (f"lmstudio:{path.parent.parent.name}/{path.parent.name}", path)
 
 
 def _of_hugging_face() -> Iterator[Here]:
@@ -176,7 +170,7 @@ def _of_hugging_face() -> Iterator[Here]:
     for folder_of_model in sorted(cache.glob("models--*")):
         for snapshot in sorted(folder_of_model.glob("snapshots/*"))[-1:]:
             if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors*")):
-                yield Here(folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
+                yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
 
 
 class Listed(NamedTuple):
@@ -198,28 +192,28 @@ def models_here() -> list[Listed]:
     """
     here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
     with suppress(FileError):
-        here.insert(0, Here("smollm2", _smollm2()))
+        here.insert(0, ("smollm2", _smollm2()))
     shipped = Path(model.__file__).parent / model.SHIPPED
-    return [_listed(each) for each in (Here("(the shipped model)", shipped), *here)]
+    return [_listed(each) for each in (("(the shipped model)", shipped), *here)]
 
 
 def _listed(here: Here) -> Listed:
-    family, parameters, kind, reason = "", 0, "", ""
+    (name, place), family, parameters, kind, reason = here, "", 0, "", ""
     try:
-        if here.place.is_dir():
-            data = json_of(here.place / "config.json")
+        if place.is_dir():
+            data = json_of(place / "config.json")
             family = str(data.get("model_type"))
-            paths = folder.weight_files(here.place)
-            stored = folder.stored(here.place, folder.config_of(here.place / "config.json", data))
+            paths = folder.weight_files(place)
+            stored = folder.stored(place, folder.config_of(place / "config.json", data))
         else:
-            paths, file = [here.place], gguf.read(here.place)
+            paths, file = [place], gguf.read(place)
             family, stored = str(file.metadata.get("general.architecture")), file.tensors
             gguf.config_of(file)
         sizes: dict[str, int] = {}
         for tensor in stored.values():
             sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
-        parameters, kind = sum(sizes.values()), max(sizes, key=lambda name: sizes[name])
+        parameters, kind = sum(sizes.values()), max(sizes, key=lambda each: sizes[each])
     except ClearheadError as error:
-        paths, reason = [here.place] if here.place.is_file() else [], error.what
+        paths, reason = [place] if place.is_file() else [], error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
-    return Listed(here.name, family, parameters, kind, size, str(here.place), reason)
+    return Listed(name, family, parameters, kind, size, str(place), reason)

@@ -30,23 +30,26 @@ def family_of(data: Mapping[str, Any]) -> str | None:
 
 
 class _Reader:
-    """Reads numbers of config.json; each error names the file and the key."""
+    """Reads numbers of a config; each error names the file and the key there."""
 
     def __init__(self, path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         self.path, self.data, self.keys = path, data, keys
 
+    def name(self, key: str) -> str:
+        """What the file calls a key of Llama's config.json."""
+        return self.keys.get(key, key)
+
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on."""
-        key = self.keys.get(key, key)
-        return whole_number(f"{self.path}: {key}", self.data.get(key, default), error=FileError)
-
-    def layers(self, key: str) -> int:
-        """The number of layers; so many that a list of them would fill the memory are refused."""
-        return check_layers(self.path, self.keys.get(key, key), self.whole(key))
+        return whole_number(f"{self.path}: {self.name(key)}", self.data.get(key, default), error=FileError)
 
     def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A number between two bounds."""
-        return float(check_number(self.path, key, self.data.get(key, default), low, high))
+        value = self.data.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            what = f"{self.path}: {self.name(key)} is {value!r}"
+            raise FileError(f"{what}: expected a number from {low:g} to {high:g}.")
+        return float(value)
 
     def maybe(self, key: str) -> float | None:
         """A number above 0, or None where there is none."""
@@ -59,29 +62,36 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     if name is None:
         kind, known = data.get("model_type"), ", ".join(FAMILIES)
         raise FileError(
-            "{path} is for model_type {kind!r}, which does not run in NumPy.",
-            "these do: {known}; Transformers runs others.",
-            path=path,
-            kind=kind,
-            known=known,
+            f"{path} is for model_type {kind!r}, which does not run in NumPy.",
+            f"these do: {known}; Transformers runs others.",
         )
-    family = FAMILIES[name]
-    stated = {key: value for key, value in data.items() if value is not None}
-    read = _Reader(path, {**family.defaults, **stated}, family.keys)
-    layers, heads = read.layers("num_hidden_layers"), read.whole("num_attention_heads")
-    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
-    positions = read.whole("max_position_embeddings")
-    if "head_dim" not in read.data and d_model % heads:
-        names = [family.keys.get(key, key) for key in ("hidden_size", "num_attention_heads")]
-        values = {"path": path, "d_model": d_model, "heads": heads, "width": names[0], "count": names[1]}
-        raise FileError("{path}: {width} {d_model} is not a multiple of {count} {heads}.", **values)
-    if heads % kv_heads:
-        raise heads_error(path, heads, kv_heads)
-    d_k = read.whole("head_dim", d_model // heads)
     for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
         if data.get(key):
-            hint = "Transformers runs it."
-            raise FileError("{path}: {key} is set, which is not computed here.", hint, path=path, key=key)
+            raise FileError(f"{path}: {key} is set, which is not computed here.", "Transformers runs it.")
+    family = FAMILIES[name]
+    stated = {theirs: value for theirs, value in data.items() if value is not None}
+    usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
+    return described(path, {**family.defaults, **stated, **usual}, name, family)
+
+
+def described(path: Path, data: Mapping[str, Any], name: str, family: Family) -> Config:
+    """The decoder that a file describes by the keys of Llama's config.json; `family.keys` are its own names of them.
+
+    Raises FileError for what is missing or senseless.
+    """
+    read = _Reader(path, data, family.keys)
+    layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
+    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
+    positions = read.whole("max_position_embeddings")
+    if layers > _MOST_LAYERS:  # a list of them would fill the memory
+        what = f"{path}: {read.name('num_hidden_layers')} is {layers:,}"
+        raise FileError(f"{what}: expected at most {_MOST_LAYERS:,}.")
+    if "head_dim" not in data and d_model % heads:
+        width, count = read.name("hidden_size"), read.name("num_attention_heads")
+        raise FileError(f"{path}: {width} {d_model} is not a multiple of {count} {heads}.")
+    if heads % kv_heads:
+        raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
+    d_k = read.whole("head_dim", d_model // heads)
     return Config(
         family=name,
         layers=layers,
@@ -93,10 +103,10 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         positions=positions,
         vocabulary=read.whole("vocab_size"),
         epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
-        activation=_activation(path, read.data, family),
+        activation=_activation(path, data, family),
         centred=family.centred,
         gated=family.gated,
-        tied=bool(read.data.get("tie_word_embeddings", False)),
+        tied=bool(data.get("tie_word_embeddings", False)),
         windows=_windows(read, family, layers),
         scales=_scales(read, name, layers, d_k),
         ropes=_ropes(read, name, family, layers, d_k, positions),
@@ -108,32 +118,9 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     )
 
 
-def check_layers(path: object, key: str, layers: int) -> int:
-    """The number of layers; raises FileError beyond any decoder's."""
-    if layers > _MOST_LAYERS:
-        values = {"path": path, "key": key, "layers": layers, "most": _MOST_LAYERS}
-        raise FileError("{path}: {key} is {layers:,}: expected at most {most:,}.", **values)
-    return layers
-
-
-def check_number(path: object, key: str, value: Any, low: float, high: float) -> float:
-    """The number that a file gives; raises FileError where it is none, or not between two bounds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        values = {"path": path, "key": key, "value": value, "low": low, "high": high}
-        raise FileError("{path}: {key} is {value!r}: expected a number from {low:g} to {high:g}.", **values)
-    return value
-
-
-def heads_error(path: object, heads: int, kv_heads: int) -> FileError:
-    """The error for key heads that query heads cannot share."""
-    values = {"path": path, "heads": heads, "kv_heads": kv_heads}
-    return FileError("{path}: {heads} heads are not a multiple of {kv_heads} key heads.", **values)
-
-
-def rope_error(path: object, kind: object) -> FileError:
-    """The error for rotary positions that are not known here."""
-    what = "{path}: rotary positions of kind {kind!r} are not computed here."
-    return FileError(what, "Transformers runs the folder with safetensors.", path=path, kind=kind)
+def one_line(error: BaseException) -> str:
+    """A library's error message on one line; the name of its class where the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
@@ -143,8 +130,7 @@ def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
     if name == "gelu" and family.by_width:
         name = family.activation  # Gemma's files say gelu and mean its approximation
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        values = {"activation": name, "known": ", ".join(ACTIVATIONS), "path": path, "key": key}
-        raise FileError("{path}: {key} {activation!r} is unknown: expected one of {known}.", **values)
+        raise FileError(f"{path}: {key} {name!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
     return name
 
 
@@ -154,9 +140,7 @@ def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ..
     if isinstance(types, list) and len(types) == layers:
         known = {"full_attention": False, "sliding_attention": True}
         if unknown := next((kind for kind in types if kind not in known), None):
-            raise FileError(
-                "{path}: layer_types has {kind!r}, which is not computed here.", path=read.path, kind=unknown
-            )
+            raise FileError(f"{read.path}: layer_types has {unknown!r}, which is not computed here.")
         return tuple(window if known[kind] else None for kind in types)
     if read.data.get("use_sliding_window"):  # Qwen2: the last layers
         first = read.whole("max_window_layers")
@@ -169,8 +153,8 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
         scale = d_k**-0.5 if read.data.get("scale_attn_weights", True) else 1.0
         divided = read.data.get("scale_attn_by_inverse_layer_idx", False)
         return tuple(scale / (layer + 1) if divided else scale for layer in range(layers))
-    if name == "granite":
-        return (read.number("attention_multiplier", 1.0),) * layers
+    if "attention_multiplier" in read.data:
+        return (read.number("attention_multiplier", 1.0, 1e-9),) * layers
     return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
@@ -195,12 +179,15 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     original = read.data.get("original_max_position_embeddings")
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
-        rope = of_parameters(parameters, base, int(d_k * float(share)), positions)
+        dims = read.whole("rotary_dim", int(d_k * float(share)))
+        rope = of_parameters(parameters, base, dims, positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        values = {"path": read.path, "reason": " ".join(str(error).split()) or type(error).__name__}
-        raise FileError("{path}: its rotary positions cannot be read: {reason}.", **values) from None
+        raise FileError(f"{read.path}: its rotary positions cannot be read: {one_line(error)}.") from None
+    if dims % 2 or dims > d_k:
+        raise FileError(f"{read.path}: {dims} of {d_k} dimensions are rotated.")
     if isinstance(rope, str):
-        raise rope_error(read.path, rope)
+        what = f"{read.path}: rotary positions of kind {rope!r} are not computed here."
+        raise FileError(what, "Transformers runs the folder with safetensors.")
     return rope
 
 
@@ -210,7 +197,7 @@ def stored(place: Path, config: Config) -> dict[str, Stored]:
     for path in weight_files(place):
         for name, array in _mapped(path).items():
             if name in arrays:
-                raise FileError("{place} holds `{name}` twice.", place=place, name=name)
+                raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = array
     return renamed(arrays, config.family)
 
@@ -225,8 +212,7 @@ def _mapped(path: Path) -> dict[str, tuple[str, Array]]:
         if name.endswith(_BUFFERS):
             continue
         if part.dtype is None or part.kind not in ("F64", "F32", "F16", "BF16"):
-            values = {"path": path, "name": name, "kind": part.kind}
-            raise FileError("{path}: `{name}` is stored as {kind}, which is not read here.", **values)
+            raise FileError(f"{path}: `{name}` is stored as {part.kind}, which is not read here.")
         data = np.frombuffer(whole, np.uint8, part.stop - part.start, start + part.start)
         result[name] = part.kind, data.view(part.dtype).reshape(part.shape)
     return result
@@ -271,11 +257,11 @@ def weight_files(place: Path) -> list[Path]:
     if os.path.isfile(index):
         shards = json_of(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-            raise FileError("{index} has no weight_map of tensor names to files.", index=index)
+            raise FileError(f"{index} has no weight_map of tensor names to files.")
         return [place / Path(shard).name for shard in sorted(set(shards.values()))]
     pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
-    hint = "{pickle} is a pickle, which can run code: convert it to safetensors." if pickles else ""
-    raise FileError("{place} has no model.safetensors.", hint, place=place, pickle="".join(pickles[:1]))
+    hint = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError(f"{place} has no model.safetensors.", hint)
 
 
 def tokenizer_of(place: Path) -> Any:
@@ -289,11 +275,11 @@ def tokenizer_of(place: Path) -> Any:
         elif os.path.isfile(vocabulary) and os.path.isfile(merges):
             tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         else:
-            raise FileError("{place} has no tokenizer.json, and no vocab.json with merges.txt.", place=place)
+            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
-        raise FileError("{place}: the tokenizer cannot be read: {reason}.", reason=str(error), place=place) from None
+        raise FileError(f"{place}: the tokenizer cannot be read: {error!s}.") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -12,13 +12,6 @@ CACHED = 128  # tokens whose numbers stay in a core's cache from one operation t
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
-class Activation(NamedTuple):
-    """An activation function and its slope, each of one array, element by element."""
-
-    value: Callable[[Array], Array]
-    slope: Callable[[Array], Array]
-
-
 class NormWeights(NamedTuple):
     """A norm over the last axis: layer norm (Ba et al. 2016), or the root mean square alone (Zhang, Sennrich 2019).
 
@@ -89,11 +82,12 @@ def _silu_slope(x: Array) -> Array:
     return share * (1 + x * (1 - share))
 
 
-ACTIVATIONS = {
-    "gelu_new": Activation(_gelu_tanh, _gelu_tanh_slope),
-    "gelu_pytorch_tanh": Activation(_gelu_tanh, _gelu_tanh_slope),
-    "gelu": Activation(lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
-    "relu": Activation(lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
-    "silu": Activation(_silu, _silu_slope),
-    "tanh": Activation(np.tanh, lambda x: 1 - np.tanh(x) ** 2),
+# Each activation function and its slope, of one array, element by element.
+ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "gelu_new": (_gelu_tanh, _gelu_tanh_slope),
+    "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
+    "gelu": (lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
+    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
+    "silu": (_silu, _silu_slope),
+    "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
 }

@@ -15,7 +15,7 @@ from clearhead.core.namespace import namespace, numbers_like
 from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
-from clearhead.errors import RuleError, Sentence
+from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
 
@@ -84,8 +84,8 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         return Attended(q, k, v, rules, seen.output, cast("State", seen.state))
     other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
     if not rules.get("causal") or other:
-        why = Sentence("this attention has {rule}", rule=other[0]) if other else "this attention is not causal"
-        raise RuleError("parts of a text are hidden from all later tokens, and {why}.", why=why)
+        why = f"this attention has {other[0]}" if other else "this attention is not causal"
+        raise RuleError(f"parts of a text are hidden from all later tokens, and {why}.")
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
     sinks = earlier.pop("sinks", None)
     if rules.get("window") is not None:

@@ -6,6 +6,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Edit
+from clearhead.changing.edits import Edit, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
-from clearhead.errors import FileError, MissingExtraError, RuleError, Sentence, ShapeError
+from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
-from clearhead.models import edits as editing
 from clearhead.models.chat import marked, neutral_token, read_messages
-from clearhead.models.gates import LayerBack
+from clearhead.models.decoder import acting_edits, output_factors
+from clearhead.models.folder import one_line
+from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
 from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
 from clearhead.watching.watch import watch
@@ -53,8 +55,7 @@ class HubModel:
     tokenizer: Any
     exact_heads: bool = False  # each variant is a run of its own
 
-    def __repr__(self) -> str:
-        return in_short(self)
+    __repr__ = in_short
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
@@ -104,7 +105,7 @@ class HubModel:
         """The text that the model is given for messages, by its tokenizer's template, and its tokens."""
         read = read_messages(messages)
         if not getattr(self.tokenizer, "chat_template", None):
-            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
         text = self.tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
         cut = self._tokens(text, add_special_tokens=False)[0]
         self.fits(len(cut))
@@ -130,7 +131,7 @@ class HubModel:
 
         if not self.inner.can_generate():
             raise RuleError(
-                "{name} predicts no next token, so it cannot continue the text.", "leave generate out.", name=self.name
+                f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
         self.fits(len(ids) + count)
         prompt = torch.tensor([ids])
@@ -160,16 +161,33 @@ class HubModel:
         slope: Slope,
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
     ) -> Iterator[tuple[int, int, LayerBack]]:
-        """Derivatives of a number of the logits of some rows, by autograd; see `Model.differentiated`."""
-        from clearhead.models import hub_variants
+        """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
 
-        return hub_variants.differentiated(self.inner, ids, variants, rows, slope)
+        See `Model.differentiated`.
+        """
+        import torch
+
+        for place, variant in enumerate(variants):
+            kept: list[tuple[Any, Any]] = []
+            with torch.enable_grad(), _varied(self.inner, variant, kept):
+                logits = self.inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop]
+            by = torch.as_tensor(slope(logits.detach().float().numpy()), dtype=logits.dtype)
+            grads = torch.autograd.grad(logits, [output for _, output in kept], by)
+            for number in reversed(range(len(kept))):
+                call, g = kept[number][0], grads[number][0].numpy()
+                q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
+                part = attended(q, k, v, _plain(call.rules()), variant.gates)
+                yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
-        """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over variants."""
-        from clearhead.models import hub_variants
+        """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""
+        import torch
 
-        return hub_variants.again(self.inner, run.ids, variants, rows, each)
+        for variant in (variants[place] for place in each(range(len(variants)))):
+            with torch.inference_mode(), _varied(self.inner, variant, None):
+                read = [variant.ids.get(position, token) for position, token in enumerate(run.ids)]
+                logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
+                yield logits.float().numpy()
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
@@ -186,32 +204,28 @@ class HubModel:
         with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
         if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
-            values = {"name": self.name, "layers": ", ".join(seen.layers[:3])}
             raise RuleError(
-                "{name} attends in {layers} …, and explain edits layers that each run once.",
+                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
                 "ch.change edits such models.",
-                **values,
             )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
             if len(caught[layer.path]) < layer.call:
-                values = {"name": name, "path": layer.path}
                 raise ShapeError(
-                    "layer {name}: {path} computes several attentions in one call, and explain shows one.",
+                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
                     "ch.watch shows each of them.",
-                    **values,
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
             if rules.get("spans") is not None:
                 rules["spans"] = tuple(map(np.asarray, rules["spans"]))
-            factors = editing.factors(editing.acting(edits, len(layers), self.config.layers), len(q))
+            factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
             made = projections(paths, layer.path)
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, made.biases, made.through, factors=factors))
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, *made, factors=factors))
         logits = getattr(out, "logits", None)
         return ForwardPass(
             layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits), ids=tuple(ids)
@@ -223,9 +237,7 @@ def of_loaded(inner: Any, tokenizer: Any) -> HubModel:
     config = inner.config.get_text_config()
     name = getattr(inner, "name_or_path", "") or type(inner).__name__
     if not getattr(tokenizer, "is_fast", False):
-        raise FileError(
-            "{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.", name=name
-        )
+        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = HubConfig(
@@ -238,11 +250,8 @@ def load(name: str) -> HubModel:
     """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        what = "{name} needs PyTorch and Transformers: there is no {missing}."
-        missing_here = (
-            Sentence("{one} and no {other}", one="torch", other="transformers") if missing[1:] else missing[0]
-        )
-        raise MissingExtraError(what, "pip install 'clearhead[hf]'", name=name, missing=missing_here)
+        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
+        raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = checkpoint.folder(name)
     checkpoint.check_counts(place, json_of(place / "config.json"))
     try:
@@ -250,9 +259,7 @@ def load(name: str) -> HubModel:
     except (FileError, MissingExtraError):
         raise
     except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
-        raise FileError(
-            "{name}: Transformers cannot load it: {reason}", reason=checkpoint.one_line(error), name=name
-        ) from error
+        raise FileError(f"{name}: Transformers cannot load it: {one_line(error)}") from error
     return replace(of_loaded(inner, tokenizer), name=name)
 
 
@@ -264,10 +271,10 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
-        raise FileError("{name} is an encoder with a decoder: one text does not say what the decoder reads.", name=name)
+        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         if getattr(config, size, None) is None:
-            raise FileError("{name}: its config has no {size}: expected a model of text.", size=size, name=name)
+            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
     decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     with torch.device("meta"):
@@ -276,7 +283,11 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
         inner, info = kind.from_pretrained(
             place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
         )
-    checkpoint.check_filled(name, list(info["missing_keys"]))
+    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)  # which stand behind all attention
+    if lacking:  # they would be random numbers
+        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+        hint = "do config.json and the weights belong together?"
+        raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
@@ -317,3 +328,58 @@ def _attention_caught(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) -> Iterator[None]:
+    """Inside, the model runs as the variant says; calls and what their heads give are added to `kept`, by layer.
+
+    Its attention is ours: `ch.change` reads each call, and what it gives is replaced.
+    """
+    import torch
+
+    from clearhead.hf import attending
+
+    count = 0
+
+    def of_layer(before: Any, module: Any) -> Any:
+        stated = before(module)
+
+        def edit(call: Any) -> tuple[Any, Any]:
+            nonlocal count
+            call, finish = stated.edit(call)
+            number, count = count, count + 1
+
+            def finished(output: Any) -> Any:
+                if variant.gates is not None or kept is not None:
+                    output = attended(call.q, call.k, call.v, call.rules(), variant.gates).output
+                if kept is not None:
+                    output = output if output.requires_grad else output.requires_grad_()
+                    kept.append((call, output))
+                output = output if finish is None else finish(output)
+                chosen = [(head, x) for (layer, head), x in variant.added.items() if layer == number]
+                for head, added in chosen:
+                    output = output.clone()
+                    output[0, head, variant.first : variant.first + len(added)] += torch.as_tensor(added)
+                return output
+
+            return call, finished
+
+        return replace(stated, edit=edit)
+
+    with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
+        for module, before in list(attending.changers.items()):
+            attending.changers[module] = partial(of_layer, before)
+        yield
+
+
+def _plain(rules: dict[str, Any]) -> dict[str, Any]:
+    """Rules with arrays in place of tensors."""
+
+    def plain(value: Any) -> Any:
+        return value.detach().numpy() if hasattr(value, "detach") else value
+
+    made = {name: plain(value) for name, value in rules.items() if value is not None}
+    if "spans" in made:
+        made["spans"] = tuple(map(plain, made["spans"]))
+    return made

@@ -33,27 +33,22 @@ def checked(
         if name not in whole:
             if name != wanted:
                 continue
-            values = {"path": path, "name": spelling(name, config), "family": config.family}
             raise FileError(
-                "{path}: the weights lack `{name}`, which a decoder of family {family} has.",
+                f"{path}: the weights lack `{spelling(name, config)}`, which a decoder of family {config.family} has.",
                 "do its sizes and the weights belong together?",
-                **values,
             )
         if whole[name].shape not in shapes:
-            values = {"path": path, "name": spelling(name, config), "stored": whole[name].shape, "shape": shapes[0]}
             raise FileError(
-                "{path}: `{name}` has shape {stored}, but the sizes make it {shape}.",
+                f"{path}: `{spelling(name, config)}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
                 "do its sizes and the weights belong together?",
-                **values,
             )
         known[name] = whole[name]
     surplus = sorted(whole.keys() - known.keys())
     if surplus:
-        values = {"path": path, "name": spelling(surplus[0], config), "count": len(surplus), "family": config.family}
         raise FileError(
-            "{path}: a decoder of family {family} has no `{name}` ({count} such tensors in all).",
+            f"{path}: a decoder of family {config.family} has no `{spelling(surplus[0], config)}` ({len(surplus)} "
+            "such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
-            **values,
         )
     return known
 

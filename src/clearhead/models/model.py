@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ class Model:
     ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
     exact_heads: bool = True
 
-    def __repr__(self) -> str:
-        return in_short(self)
+    __repr__ = in_short
 
     @property
     def config(self) -> Config:
@@ -62,7 +62,7 @@ class Model:
         """
         read = chat.read_messages(messages)
         if self.template is None:
-            raise RuleError("{name} has no chat template.", "give it a text.", name=self.name)
+            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
         begin, end = self.ends
         text = chat.rendered(self.template, read, self.name, bos_token=begin, eos_token=end)
         cut = self._tokens(self.tokenizer.encode(text, add_special_tokens=False), text)
@@ -96,9 +96,8 @@ class Model:
             )
         top = max(encoded.ids)
         if top >= self.config.vocabulary:
-            values = {"token": top, "vocabulary": self.config.vocabulary}
             raise FileError(
-                "the tokenizer gives id {token} but the model's vocabulary has {vocabulary} tokens.", **values
+                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
             )
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
@@ -126,7 +125,7 @@ class Model:
     def generate(self, ids: list[int], count: int) -> list[int]:
         """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many."""
         self.fits(len(ids) + count)
-        return self.decoder.greedy(ids, count)
+        return list(islice(self.decoder.likeliest(ids), count))
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32; see `runs.run`."""
@@ -208,9 +207,8 @@ def _of_gguf(path: Path, name: str, budget: int) -> Model:
 def _of_folder(place: Path, name: str, budget: int) -> Model:
     if not os.path.isdir(place):
         raise FileError(
-            "{place} is not a directory.",
+            f"{place} is not a directory.",
             "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
-            place=place,
         )
     path = place / "config.json"
     check_waits(path)

@@ -1,7 +1,7 @@
 """Which modules of a Transformers model attend, and what their projections are: known by their names, or refused."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.errors import RuleError
 
@@ -9,13 +9,6 @@ _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o",
 _FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
 _NAMES = ("{}_proj", "{}_lin", "{}", "linear_{}", "project_{}")  # of q, k, v or of query, key, value
 _INPUTS = {name.format(word): f"b_{word[0]}" for word in ("q", "k", "v", "query", "key", "value") for name in _NAMES}
-
-
-class Projections(NamedTuple):
-    """Which biases an attention layer has, and what is applied to its queries and keys after their projections."""
-
-    biases: frozenset[str]
-    through: str
 
 
 def is_attention(module: Any) -> bool:
@@ -43,22 +36,26 @@ def output_module(paths: Mapping[str, Any], path: str) -> Any:
     return inside if inside is not None else beside if beside is not None else paths[path]
 
 
-def projections(paths: Mapping[str, Any], path: str) -> Projections:
-    """The projections of one attention module.
+def projections(paths: Mapping[str, Any], path: str) -> tuple[frozenset[str], str]:
+    """Which biases an attention module has, and what is applied to its queries and keys after their projections.
 
     Raises RuleError where a module's part in q, k, v and the output is not known: its formula could lack a bias.
     """
     module, out = paths[path], output_module(paths, path)
-    linear = {name: child for name, child in module.named_children() if _is_linear(child)}
+    weights = ((name, child, getattr(child, "weight", None)) for name, child in module.named_children())
+    linear = {
+        name: child
+        for name, child, weight in weights
+        if weight is not None and weight.ndim == 2 and "Embedding" not in type(child).__name__
+    }
     made = {name: ("b_q", "b_k", "b_v") if name in _FUSED else (_INPUTS.get(name, ""),) for name in linear}
     unknown = [name for name, biases in made.items() if "" in biases and name not in _OUTPUTS]
     lacking = {"b_q", "b_k", "b_v"} - {bias for biases in made.values() for bias in biases}
     if unknown or lacking or out is module:
-        values = {"path": path, "parts": ", ".join(linear) or "no projections"}
+        parts = ", ".join(linear) or "no projections"
         raise RuleError(
-            "{path} has {parts}, and explain does not know what makes q, k, v and U.",
+            f"{path} has {parts}, and explain does not know what makes q, k, v and U.",
             "it knows q_proj, k_proj, v_proj, o_proj and their like; ch.watch shows the weights of any model.",
-            **values,
         )
     biased = [name for name, child in linear.items() if getattr(child, "bias", None) is not None]
     biases = {bias for name in biased for bias in made[name] if bias}
@@ -68,9 +65,4 @@ def projections(paths: Mapping[str, Any], path: str) -> Projections:
     rotated = any("Rotary" in type(each).__name__ for each in paths.values())
     rotated = rotated or bool(getattr(module, "rotary_dim", None))  # by a function and a table, as GPT-J
     through = "norm({})" if normed else "{}"
-    return Projections(frozenset(biases), f"RoPE({through})" if rotated else through)
-
-
-def _is_linear(module: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    return weight is not None and weight.ndim == 2 and "Embedding" not in type(module).__name__
+    return frozenset(biases), f"RoPE({through})" if rotated else through

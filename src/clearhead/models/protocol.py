@@ -143,12 +143,10 @@ def in_short(model: LanguageModel) -> str:
 
 def too_long(tokens: int, positions: int) -> ShapeError:
     """The error for a text that is longer than a model's positions."""
-    values = {"tokens": tokens, "positions": positions}
     return ShapeError(
-        "the text has {tokens} tokens but the model has {positions} positions.",
+        f"the text has {tokens} tokens but the model has {positions} positions.",
         "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
         "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
-        **values,
     )
 
 

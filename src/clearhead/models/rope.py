@@ -65,12 +65,6 @@ def llama3_rates(rates: Array, factor: float, low: float, high: float, original:
     return (1 - share) * rates / np.float32(factor) + share * rates
 
 
-def longrope_magnitude(positions: int, original: int) -> float:
-    """What LongRoPE (Ding et al. 2024) multiplies by where a model's positions were stretched."""
-    stretch = positions / original
-    return sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0
-
-
 def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positions: int) -> Rope | str:
     """The rotary positions that config.json asks for; the kind's name where this code does not know it.
 
@@ -86,15 +80,21 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         return Rope(llama3_rates(rates, *(float(parameters[name]) for name in names)))
+    if kind == "factors":  # one for each pair, in a GGUF file
+        return Rope(rates / _factors(rates, parameters["factors"]))
     if kind == "longrope":
+        short, long = (_factors(rates, parameters[f"{name}_factor"]) for name in ("short", "long"))
         original = int(parameters["original_max_position_embeddings"])
-        stated = parameters.get("attention_factor")
-        magnitude = longrope_magnitude(positions, original) if stated is None else float(stated)
-        return longrope(rates, parameters["short_factor"], parameters["long_factor"], magnitude, original)
+        stated, stretch = parameters.get("attention_factor"), positions / original
+        if stated is None:  # LongRoPE (Ding et al. 2024)
+            stated = sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0
+        return Rope(rates / short, float(stated), rates / long, original)
     return str(kind)
 
 
-def longrope(rates: Array, short: Any, long: Any, magnitude: float, original: int) -> Rope:
-    """Phi-3's: one factor for each pair, others for texts beyond `original` positions. ValueError for wrong counts."""
-    factors = [np.asarray(each, np.float32).reshape(rates.shape) for each in (short, long)]
-    return Rope(rates / factors[0], magnitude, rates / factors[1], original)
+def _factors(rates: Array, stated: Any) -> Array:
+    """One factor for each rotated pair. Raises ValueError for another number of them, and where one is 0 or NaN."""
+    factors = np.asarray(stated, np.float32).reshape(rates.shape)
+    if not (np.isfinite(factors).all() and factors.all()):
+        raise ValueError("a factor is 0, NaN or infinity")
+    return factors

@@ -1,12 +1,12 @@
 """A run of the decoder: the logits by token, the attention of every layer, the residual stream.
 
 Of a long text the attention and most of the stream would take more memory than the model. Its run has the keys and
-values, from which the rows that are asked for are computed again.
+values, from which the rows that are asked for are computed again; of the stream, what is before every sixth layer.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,56 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.models.decoder import Decoder
 from clearhead.models.protocol import Each, ForwardPass, LayerRun
-from clearhead.models.residual import Computed, is_long, stream
+
+T = TypeVar("T")
+_LONG = 2**25  # numbers of the whole stream, above which a text is long
+_STORED = 6  # of a long text, the stream before every so many layers is there
+
+
+class Computed(Sequence[T]):
+    """A sequence of which each item is computed when it is asked for."""
+
+    def __init__(self, count: int, compute: Callable[[int], T]) -> None:
+        self._count, self._compute = count, compute
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        numbers = range(self._count)[place]
+        return self._compute(numbers) if isinstance(numbers, int) else list(map(self._compute, numbers))
+
+
+def is_long(first: Array, layers: int) -> bool:
+    """Whether a text is long, from the stream before the first layer."""
+    return first.size * layers > _LONG
+
+
+def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each: Each = iter) -> Sequence[Array]:
+    """The residual stream before each layer and after the last; `each` iterates over the layers.
+
+    step   the stream after a layer, from its number and what is before it
+    Of a long text, what lies between two stored places is computed anew, and kept until other ones are.
+    """
+    stored, hidden, long = {0: first}, first, is_long(first, layers)
+    for number in each(range(layers)):
+        hidden = step(number, hidden)
+        if not long or (number + 1) % _STORED == 0 or number + 1 == layers:
+            stored[number + 1] = hidden
+    if not long:
+        return list(stored.values())
+    between: dict[int, Array] = {}
+
+    def before(number: int) -> Array:
+        if number not in stored and number not in between:
+            between.clear()
+            start = number - number % _STORED
+            hidden = stored[start]
+            for layer in range(start, min(place for place in stored if place > number) - 1):
+                between[layer + 1] = hidden = step(layer, hidden)
+        return stored[number] if number in stored else between[number]
+
+    return Computed(layers + 1, before)
 
 
 def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
@@ -41,23 +90,20 @@ def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence
     return ForwardPass(kept, logits, **facts)
 
 
-@dataclass(eq=False, slots=True)
 class Layers(Computed[LayerRun]):
     """The attention of every layer of a long text; the last one that was asked for is kept."""
 
-    decoder: Decoder
-    hidden: Sequence[Array]
-    edits: Sequence[Edit]
-    past: Sequence[tuple[Array, Array]]
-    last: dict[tuple[int, int], LayerRun] = field(default_factory=dict)  # by layer and first row
-    late: dict[int, list[Array]] = field(default_factory=dict)  # the stream from a row on
-
-    def __len__(self) -> int:
-        return len(self.past)
-
-    def computed(self, number: int) -> LayerRun:
-        """A whole layer."""
-        return self.from_row(number, 0)
+    def __init__(
+        self,
+        decoder: Decoder,
+        hidden: Sequence[Array],
+        edits: Sequence[Edit],
+        past: Sequence[tuple[Array, Array]],
+    ) -> None:
+        super().__init__(len(past), lambda number: self.from_row(number, 0))
+        self.decoder, self.hidden, self.edits, self.past = decoder, hidden, edits, past
+        self.last: dict[tuple[int, int], LayerRun] = {}  # by layer and first row
+        self.late: dict[int, list[Array]] = {}  # the stream from a row on
 
     def from_row(self, number: int, row: int) -> LayerRun:
         """A layer from some row on."""

@@ -7,6 +7,7 @@ it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in whic
 from typing import Any, NamedTuple
 
 from clearhead.errors import FileError
+from clearhead.models.folder import one_line
 from clearhead.models.gguf import GGUF, damaged
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -68,13 +69,11 @@ def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
     data = file.metadata
     kind, words = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.tokens")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(words) != vocabulary:
-        values = {"count": len(words) if isinstance(words, list) else 0, "vocabulary": vocabulary}
-        raise damaged(file.path, "its tokenizer has {count} words, and its embeddings {vocabulary}.", **values)
+        count = len(words) if isinstance(words, list) else 0
+        raise damaged(file.path, f"its tokenizer has {count} words, and its embeddings {vocabulary}.")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in makers:
-        raise FileError(
-            "{path}: a tokenizer of kind {kind!r} is not known here.", "gpt2 and llama are.", path=file.path, kind=kind
-        )
+        raise FileError(f"{file.path}: a tokenizer of kind {kind!r} is not known here.", "gpt2 and llama are.")
     types = data.get("tokenizer.ggml.token_type")
     types = types if isinstance(types, list) and len(types) == len(words) else [1] * len(words)
     try:
@@ -86,9 +85,7 @@ def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for what does not fit together
-        raise FileError(
-            "{path}: the tokenizer cannot be read: {reason}.", path=file.path, reason=" ".join(str(error).split())
-        ) from None
+        raise FileError(f"{file.path}: the tokenizer cannot be read: {one_line(error)}.") from None
     return tokenizer
 
 
@@ -99,9 +96,9 @@ def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
     name = file.metadata.get("tokenizer.ggml.pre", "default")
     cut = CUTS.get(name) if isinstance(name, str) else None
     if cut is None:
-        values = {"path": file.path, "name": name, "known": ", ".join(CUTS)}
         raise FileError(
-            "{path}: its tokenizer cuts texts as {name!r} does, which is not known here.", "{known} are.", **values
+            f"{file.path}: its tokenizer cuts texts as {name!r} does, which is not known here.",
+            f"{', '.join(CUTS)} are.",
         )
     merges = file.metadata.get("tokenizer.ggml.merges")
     pairs = [tuple(each.split(" ", 1)) for each in merges] if isinstance(merges, list) else None

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.models import edits as editing
-from clearhead.models.decoder import Decoder
+from clearhead.models.decoder import Decoder, acting_edits, edited_call, output_factors
 from clearhead.models.gates import Attended, attended, attended_together
 from clearhead.models.protocol import Each, ForwardPass, Variant
-from clearhead.models.residual import stream
+from clearhead.models.runs import stream
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
@@ -25,11 +24,11 @@ def attend(
     rules = decoder.rules(number)
     if q.shape[1] < k.shape[1]:
         rules["query_offset"] = k.shape[1] - q.shape[1]
-    acting = editing.acting(variant.edits, number, decoder.config.layers)
+    acting = acting_edits(variant.edits, number, decoder.config.layers)
     if acting:
-        call = editing.call(q, k, v, rules, acting, number)
+        call = edited_call(q, k, v, rules, acting, number)
         q, k, v, rules = call.q[0], call.k[0], call.v[0], call.whole_rules()
-    return attended(q, k, v, rules, variant.gates), editing.factors(acting, len(q))
+    return attended(q, k, v, rules, variant.gates), output_factors(acting, len(q))
 
 
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:

@@ -49,8 +49,12 @@ class Stored:
         part = self.data.T[chosen] if self.transposed else self.data[chosen]
         if self.kind == "BF16":  # the upper half of a float32
             numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        else:
-            numbers = part if self.kind in DTYPES else _unpacked(part, self.kind)
+        elif self.kind in DTYPES:
+            numbers = part
+        else:  # as one row: of many, gguf takes 16 at a time, which is slow
+            quants, kinds = packings()
+            row = quants.dequantize(np.ascontiguousarray(part).reshape(1, -1), kinds[self.kind])
+            numbers = row.reshape(quants.quant_shape_from_byte_shape(part.shape, kinds[self.kind]))
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
 
@@ -66,13 +70,6 @@ class Stored:
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
         order = np.arange(start, stop) if self.order is None else self.order[start:stop]
         return Stored(self.kind, (stop - start, *self.shape[1:]), self.data, self.transposed, order, self.plus)
-
-
-def _unpacked(blocks: Array, kind: str) -> Array:
-    """The numbers of packed rows, given to gguf as one row: of many it takes 16 at a time, which is slow."""
-    quants, kinds = packings()
-    numbers = quants.dequantize(np.ascontiguousarray(blocks).reshape(1, -1), kinds[kind])
-    return np.asarray(numbers.reshape(quants.quant_shape_from_byte_shape(blocks.shape, kinds[kind])), np.float32)
 
 
 def packings() -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.diagnosing.claims import CheckedExample, Verdict, is_consequence
-from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError
@@ -20,6 +19,7 @@ from clearhead.report.console import put
 from clearhead.report.explained import sum_words
 from clearhead.report.heat import matrices
 from clearhead.report.streams import bare, spelled
+from clearhead.textbook.computed import differences
 from clearhead.textbook.shapes import Step, turned
 from clearhead.words import Language, formula, say
 

@@ -104,7 +104,8 @@ def drawn(draws: Draws, plan: Plan, *, again: bool = False) -> dict[str, Any]:
         others = _numbers(draws, plan, 2)
         problem = {name: _mixed(value, others[name]) for name, value in problem.items()}
     q, k, v = (problem[name] for name in "qkv")
-    rng, scale = np.random.default_rng([s.seed, 3]), max(float(np.abs(problem.get("scale", s.d_k**-0.5)).max()), 1e-3)
+    stated = describe(q, k, v, parts(problem)[1]).problem  # raises for values that no rule has
+    rng, scale = np.random.default_rng([s.seed, 3]), max(float(np.abs(stated.scale).max()), 1e-3)
     if s.kind == "large scores":
         q = q * float(rng.choice([30, 100, 250])) / (scale * s.d_k**0.5)
     elif s.kind == "scores far below zero":
@@ -112,7 +113,7 @@ def drawn(draws: Draws, plan: Plan, *, again: bool = False) -> dict[str, Any]:
     elif s.kind == "growing scores":
         k = k * np.linspace(0.1, 4, s.keys)[:, None]
     elif s.kind == "NaN behind the mask":
-        hidden = ~np.asarray(dense(describe(q, k, v, parts(problem)[1]).problem).any(axis=(1, 2), keepdims=True))
+        hidden = ~np.asarray(dense(stated).any(axis=(1, 2), keepdims=True))
         k, v = (np.where(hidden.swapaxes(2, 3), rng.choice([np.nan, np.inf, -np.inf]), x) for x in (k, v))
     return problem | {name: x.astype(s.dtype) for name, x in zip("qkv", (q, k, v), strict=True)}
 

@@ -16,7 +16,7 @@ from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.rules import joined
-from clearhead.errors import DtypeError, FileError, Sentence, check_known
+from clearhead.errors import DtypeError, FileError, check_known
 
 INPUTS = ("q", "k", "v")
 WEIGHTS_AND_V = ("weights", "v")
@@ -31,13 +31,17 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
     missing, malformed, larger than the memory, or has a false header, UnknownNameError for a name that is not known.
     """
-    reader = _READERS.get(place.suffix.lower(), _read_json)
-    data = reader(place)
+    kind = place.suffix.lower()
+    if kind in (".pkl", ".pickle"):
+        raise FileError(
+            f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN
+        )
+    data = _READERS.get(kind, _read_json)(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
-        raise FileError("{path} gives a name twice, in capitals and in small letters.", path=place)
+        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
     values = dict(joined(lowered))
-    check_known(Sentence("key in {file}:", file=place.name), values, known)
+    check_known(f"key in {place.name}:", values, known)
     return values
 
 
@@ -53,11 +57,12 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
         needed = WEIGHTS_AND_V
     missing = [name for name in needed if name not in names]
     if layer and plain and missing:
-        values = {"file": place.name, "one": plain[0], "other": layer[0]}
-        raise FileError("{file} holds both {one} and {other}: give q, k, v, or a layer's x, w_q, w_k, w_v.", **values)
+        raise FileError(
+            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
+        )
     if missing:
         hint = "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v."
-        raise FileError("{file} lacks {names}.", hint, file=place.name, names=", ".join(missing))
+        raise FileError(f"{place.name} lacks {', '.join(missing)}.", hint)
     return needed
 
 
@@ -65,10 +70,8 @@ def check_alone(place: Path, others: Collection[str]) -> None:
     """Raise FileError where a file of weights and values holds anything that acts before weights are there."""
     for name in others:
         raise FileError(
-            "{file} holds weights without q and k, and {name}, which acts before there are weights.",
-            "leave {name} out, or give q, k and v: then the weights are checked.",
-            file=place.name,
-            name=name,
+            f"{place.name} holds weights without q and k, and {name}, which acts before there are weights.",
+            f"leave {name} out, or give q, k and v: then the weights are checked.",
         )
 
 
@@ -86,7 +89,7 @@ def numbers(name: str, value: Any) -> Array:
     """A list of numbers or of true and false, or of equal lists of them; null is -∞ in bias, masked and spans[2]."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
-            raise FileError("{name} holds {value}: expected numbers.", name=name, value=value.dtype)
+            raise FileError(f"{name} holds {value.dtype}: expected numbers.")
         return value
     try:
         cells = np.array(value, dtype=object)
@@ -94,9 +97,7 @@ def numbers(name: str, value: Any) -> Array:
         cells = np.array(None)
     flat = cells.reshape(-1).tolist()
     if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
-        raise FileError(
-            "{name} is not a list of equally long rows of numbers.", '"{name}": [[1, 0], [0, 1]]', name=name
-        )
+        raise FileError(f"{name} is not a list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
     if flat and all(isinstance(cell, bool) for cell in flat):
         return cells.astype(bool)
     if name in ("bias", "masked", "spans[2]"):
@@ -105,20 +106,14 @@ def numbers(name: str, value: Any) -> Array:
         flat = [np.nan if cell is None else cell for cell in flat]
     for cell in flat:
         if isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)):
-            raise FileError("{name} holds {value!r}: expected numbers.", name=name, value=cell)
+            raise FileError(f"{name} holds {cell!r}: expected numbers.")
     if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
         return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
-    return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
-
-
-def _float(name: str, cell: Any) -> float:
-    try:
-        number = float(cell)
-    except OverflowError:
-        number = np.inf
-    if np.isinf(number) and not (isinstance(cell, float) and np.isinf(cell)):
-        raise FileError("{name} holds a number that is too large for float64: the largest is 1.8e308.", name=name)
-    return number
+    with suppress(OverflowError):  # of a whole number of hundreds of digits
+        result = np.array([float(cell) for cell in flat])
+        if not any(np.isinf(x) and not isinstance(cell, float) for x, cell in zip(result, flat, strict=True)):
+            return result.reshape(cells.shape)
+    raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
 
 
 def half_a_decimal(value: Any) -> float:
@@ -167,17 +162,11 @@ def _read_json(place: Path) -> dict[str, Any]:
     try:
         return json_of(place, number=Decimal)
     except FileError as error:
-        raise FileError(error.what, error.hint or _wanted(place)) from None
-
-
-def _wanted(place: Path) -> str:
-    """What to do about a file that is not JSON, judged by its first bytes."""
-    if not os.path.isfile(place):
-        return ""
-    with suppress(FileError):
-        if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
-            return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
-    return _JSON
+        hint = error.hint or (_JSON if os.path.isfile(place) else "")
+        with suppress(FileError):
+            if not error.hint and read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
+                hint = "it is NumPy's: np.savez writes a .npz file, which needs that ending."
+        raise FileError(error.what, hint) from None
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
@@ -196,28 +185,21 @@ def _read_pt(place: Path) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise FileError("{file} is PyTorch's, which is not installed here.", _PLAIN, file=place.name) from None
+        raise FileError(f"{place.name} is PyTorch's, which is not installed here.", _PLAIN) from None
     try:
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has a dozen kinds of exceptions for what is malformed
-        what = "{file} holds objects other than tensors, numbers and texts, or is damaged: it is not opened ({error})."
-        raise FileError(what, _PLAIN, file=place.name, error=type(error).__name__) from None
+        what = "holds objects other than tensors, numbers and texts, or is damaged: it is not opened"
+        raise FileError(f"{place.name} {what} ({type(error).__name__}).", _PLAIN) from None
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
-        values = {"file": place.name, "type": type(loaded).__name__}
-        raise FileError("{file} holds a {type}: expected names with their values.", _PLAIN, **values)
+        raise FileError(f"{place.name} holds a {type(loaded).__name__}: expected names with their values.", _PLAIN)
     with torch.no_grad():
         for name, x in loaded.items():
             try:
                 loaded[name] = as_array(x.contiguous(), name)[0] if isinstance(x, torch.Tensor) else x
             except DtypeError as error:
-                raise FileError("{name}: {what}", error.hint, name=name, what=error.what) from None
+                raise FileError(f"{name}: {error.what}", error.hint) from None
     return loaded
-
-
-def _refused(place: Path) -> dict[str, Any]:
-    raise FileError(
-        "{file} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN, file=place.name
-    )
 
 
 _JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
@@ -230,6 +212,6 @@ _READERS = {
     ".npz": npz,
     ".npy": npz,
     ".safetensors": _read_safetensors,
-    **dict.fromkeys((".pt", ".pth"), _read_pt),
-    **dict.fromkeys((".pkl", ".pickle"), _refused),
+    ".pt": _read_pt,
+    ".pth": _read_pt,
 }

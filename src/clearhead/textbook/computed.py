@@ -20,7 +20,6 @@ from clearhead.core.rules import Rules, check_names
 from clearhead.core.state import State
 from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.shapes import (
-    Around,
     Convention,
     Sizes,
     Steps,
@@ -74,8 +73,8 @@ def of_layer(inputs: Mapping[str, Any], num_heads: int, convention: Convention, 
     arrays |= {"heads": arrays["output"], "concat": join_heads(arrays["output"])}
     arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
     context = None if inputs.get("context") is None else layer.context.shape[-1]
-    around = Around(layer.x.shape[-1], context, layer.out and layer.out[-1], [f"b_{part}" for part in layer.b])
-    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), around, rules)
+    widths = layer.x.shape[-1], context, layer.out and layer.out[-1]
+    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), *widths, rules, [f"b_{part}" for part in layer.b])
     return Computed(call, book, steps, arrays, convention)
 
 
@@ -118,10 +117,16 @@ def _named(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
     return {name: problem.restore(getattr(book, name)) for name in _NAMES}
 
 
+@np.errstate(invalid="ignore", over="ignore")
+def differences(a: Array, b: Array) -> Array:
+    """|a - b|; 0 where both are NaN or the same infinity, infinite where only one is."""
+    gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return np.where(np.isnan(gaps), np.inf, gaps)
+
+
 def largest_difference(a: Array, b: Array) -> float:
-    """The largest difference, 0 where both are NaN."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
+    """The largest of them; infinite where the shapes differ."""
+    return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
 def listed(x: Any) -> Any:
@@ -165,7 +170,7 @@ def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention
     ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
     for name, array in ready.items():
         if array.ndim < 2 and not name.startswith("b_"):
-            raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=array.ndim)
+            raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
     w = {name[2:]: turned(array, convention) for name, array in ready.items() if name.startswith("w_")}
     x = turned(ready["x"], convention)
     context = turned(ready["context"], convention) if "context" in ready else x
@@ -176,8 +181,9 @@ def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention
     sizes = layer_sizes(x.shape, context.shape, w_shapes, layer.out, num_heads, convention)
     for name, b in layer.b.items():
         if b.shape != w[name].shape[-1:]:
-            values = {"name": name, "shape": b.shape, "columns": w[name].shape[-1:]}
-            raise ShapeError("b_{name} has shape {shape}: expected one number per output column, {columns}.", **values)
+            raise ShapeError(
+                f"b_{name} has shape {b.shape}: expected one number per output column, {w[name].shape[-1:]}."
+            )
     return layer, sizes
 
 
@@ -193,9 +199,8 @@ def read_weights(weights: Any, v: Any, convention: Convention) -> tuple[Call, Ar
     a = a[None] if a.ndim == 1 else turned(a, convention)
     if a.size and not ((a >= 0) & np.isfinite(a)).all():
         raise RuleError(
-            "weights holds {odd:g}: a weight is a share, finite and not below 0.",
+            f"weights holds {a[~((a >= 0) & np.isfinite(a))][0]:g}: a weight is a share, finite and not below 0.",
             "scores may be anything; the softmax makes shares of them.",
-            odd=float(a[~((a >= 0) & np.isfinite(a))].flat[0]),
         )
     _check_weights(a, values)
     definition.check_room(a.size)
@@ -209,18 +214,12 @@ def read_weights(weights: Any, v: Any, convention: Convention) -> tuple[Call, Ar
 
 def _check_weights(a: Array, v: Array) -> None:
     """Raise ShapeError where weights and values do not fit each other."""
-    shapes = {"weights": named(a.shape, WEIGHTS), "v": named(v.shape, VALUE)}
+    both = f"weights is {named(a.shape, WEIGHTS)} and v is {named(v.shape, VALUE)}"
     if v.ndim != a.ndim or v.ndim < 2:
-        what = "weights is {weights} and v is {v}: expected as many axes, at least two."
-        raise ShapeError(what, "v is {shape} for 4 weights.", **shapes, shape=named((4, 2), VALUE))
+        hint = f"v is {named((4, 2), VALUE)} for 4 weights."
+        raise ShapeError(f"{both}: expected as many axes, at least two.", hint)
     if a.shape[-1] != v.shape[-2]:
-        swapped = a.shape[-2] == v.shape[-2]
-        raise ShapeError(
-            "weights is {weights} and v is {v}: each of the {count} weights of a query needs a value.",
-            "weights.swapaxes(-1, -2) would fit, or convention='columns'." if swapped else "",
-            **shapes,
-            count=a.shape[-1],
-        )
+        hint = "weights.swapaxes(-1, -2) would fit, or convention='columns'." if a.shape[-2] == v.shape[-2] else ""
+        raise ShapeError(f"{both}: each of the {a.shape[-1]} weights of a query needs a value.", hint)
     if a.shape[:-3] != v.shape[:-3] or (a.ndim > 2 and (not v.shape[-3] or a.shape[-3] % v.shape[-3])):
-        what = "weights is {weights} and v is {v}: batches must be equal, and query heads a multiple of the values' "
-        raise ShapeError(what + "{axis}.", **shapes, axis=KEY[1])
+        raise ShapeError(f"{both}: batches must be equal, and query heads a multiple of the values' {KEY[1]}.")

@@ -35,10 +35,10 @@ def read_sizes(words: Iterable[str]) -> dict[str, int | None]:
         name, equals, number = word.partition("=")
         check_known("size", [name], NAMES)
         if name in sizes:
-            raise RuleError("{name} is given twice.", "give one of them: {value}", name=name, value=word)
+            raise RuleError(f"{name} is given twice.", f"give one of them: {word}")
         digits = number.isdecimal() and number.isascii() and len(number) <= 15 and int(number) > 0
         if equals and not digits:
-            raise RuleError(expected(name, number, "a whole number from 1 up"), "{name}=8", name=name)
+            raise RuleError(expected(name, number, "a whole number from 1 up"), f"{name}=8")
         sizes[name] = int(number) if equals else None
     return sizes
 
@@ -72,8 +72,7 @@ def _completed(known: dict[str, int]) -> dict[str, int]:
         sizes["d_model"] = sizes["h"] * sizes["d_k"]
     if "d_k" not in sizes and {"h", "d_model"} <= set(sizes):
         if sizes["d_model"] % sizes["h"]:
-            values = {"width": sizes["d_model"], "heads": sizes["h"]}
-            raise RuleError("d_model {width} is not divisible by h {heads}.", "give d_k as well.", **values)
+            raise RuleError(f"d_model {sizes['d_model']} is not divisible by h {sizes['h']}.", "give d_k as well.")
         sizes["d_k"] = sizes["d_model"] // sizes["h"]
     if "d_v" not in sizes and "d_k" in sizes:
         sizes["d_v"] = sizes["d_k"]

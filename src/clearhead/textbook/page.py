@@ -15,9 +15,8 @@ from clearhead.core.problem import Problem
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun
+from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun, packed
 from clearhead.view.long import described as described_runs
-from clearhead.view.packing import packed
 from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, read_language, say, table
 
 _NARROW = next(known for known in FLOATS if known.name == "bfloat16")
@@ -56,13 +55,7 @@ class Scene:
         read_language(self.language)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Edited:
-    """The same layers in a run with edits of its attention, which the page can show instead."""
-
-    edits: Sequence[str]
-    layers: Sequence[PageLayer]
-    facts: Mapping[str, Any]  # those that differ
+Edited = tuple[Sequence[str], Sequence[PageLayer], Mapping[str, Any]]  # edits, the layers with them, facts that differ
 
 
 def story(
@@ -70,28 +63,26 @@ def story(
 ) -> Document:
     """The document of a page with steps; docs/files.md says what is in it.
 
-    kept   the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
+    edited   the same layers in a run with edits of its attention, which the page can show instead
+    kept     the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
     """
-    runs = _runs(layers, scene) + ([] if edited is None else _runs(edited.layers, scene, edited=True))
+    edits, after, differ = edited or ((), (), {})
+    runs = _runs(layers, scene) + (_runs(after, scene, edited=True) if after else [])
     exact = None if kept is None else [(n, head) for n in kept for head in range(layers[0].problem.heads)]
     shown, arrays = described_runs(runs, PageOptions(exact=exact, dtype=None if kept is None else _NARROW))
     described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
-    every, other = list(layers), None
-    if edited is not None:
-        again = [_layer(_slim(layer, kept), f"edited.{n}", arrays) for n, layer in enumerate(edited.layers)]
-        every += edited.layers
-        other = {"edits": list(edited.edits), "layers": again, "facts": dict(edited.facts)}
+    again = [_layer(_slim(layer, kept), f"edited.{n}", arrays) for n, layer in enumerate(after)]
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
     header = _opening(shown, scene.title, scene.language) | {
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
         "sources": None if scene.sources is None else list(scene.sources),
-        "words": {each: _words(each, every, scene.convention) for each in LANGUAGES},
+        "words": {each: _words(each, [*layers, *after], scene.convention) for each in LANGUAGES},
         "layers": described,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
         "facts": dict(scene.facts),
         "claims": list(scene.claims),
-        "edited": other,
+        "edited": edited and {"edits": list(edits), "layers": again, "facts": dict(differ)},
     }
     return Document(header, arrays, packed=True)
 

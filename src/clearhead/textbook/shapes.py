@@ -13,7 +13,7 @@ from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import has_axes, whole_number
 from clearhead.core.rules import Rules
 from clearhead.digits import significant
-from clearhead.errors import RuleError, Sentence, ShapeError, expected, shape_of
+from clearhead.errors import RuleError, ShapeError, expected, shape_of
 from clearhead.tables import aligned
 from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_count, read_size, total
 from clearhead.words import in_columns
@@ -96,17 +96,6 @@ class Sizes(NamedTuple):
         return Sizes(tuple(q[:-3]), heads, kv_heads, q[-2], k[-2], q[-1], v[-1], convention, itemsize)
 
 
-class Around(NamedTuple):
-    """What is around the heads of a layer."""
-
-    x: Size  # the width of X
-    context: Size | None = None  # that of the other text; None is self-attention
-    out: Size | None = None  # that of U; None where there is no W^O
-    biases: Collection[str] = ()  # the names of those there are, such as b_q
-    through: str = "{}"  # what is applied to Q and K after their projections, such as RoPE({})
-    normalised: bool = False  # is X the output of a layer norm?
-
-
 def shapes(
     q: Any = None,
     k: Any = None,
@@ -162,8 +151,8 @@ def shapes(
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
     heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
     sizes = layer_sizes(x_shape, source, weights, out, heads, convention)._replace(itemsize=itemsize)
-    around = Around(x_shape[-1], None if context is None else source[-1], None if out is None else out[-1])
-    return layer_steps(sizes, around, {})
+    widths = x_shape[-1], None if context is None else source[-1], None if out is None else out[-1]
+    return layer_steps(sizes, *widths, {})
 
 
 def check_convention(convention: str) -> None:
@@ -191,29 +180,22 @@ def layer_sizes(
             label = "x" if alone else source
             swap = len(w) == 2 and w[1] == shape[-1]
             raise ShapeError(
-                "{name} is {shape} but {input} has d_model {width}: they must meet.",
-                "it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
-                name=name,
-                shape=named(w, ("d_in", "d_out")),
-                input=label,
-                width=shape[-1],
-                other=other,
+                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {shape[-1]}: they must meet.",
+                f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
             )
     if tuple(x[:-2]) != tuple(context[:-2]):
-        what = "context has batch {context} but x has batch {x}: they must be equal."
-        raise ShapeError(what, context=tuple(context[:-2]), x=tuple(x[:-2]))
-    d_k = _share("w_q", w_q[1], num_heads, Sentence("num_heads {heads}", heads=num_heads))
-    kv_heads = _share("w_k", w_k[1], d_k, Sentence("d_k {width}, the width of one query head", width=d_k))
+        batches = tuple(context[:-2]), tuple(x[:-2])
+        raise ShapeError(f"context has batch {batches[0]} but x has batch {batches[1]}: they must be equal.")
+    d_k = _share("w_q", w_q[1], num_heads, f"num_heads {num_heads}")
+    kv_heads = _share("w_k", w_k[1], d_k, f"d_k {d_k}, the width of one query head")
     if kv_heads == 0 or num_heads % kv_heads:
-        what = "w_k makes {keys} key heads but num_heads is {heads}: query heads must be a multiple of key heads."
-        raise ShapeError(what, keys=kv_heads, heads=num_heads)
-    d_v = _share("w_v", w_v[1], kv_heads, Sentence("{count} key heads", count=kv_heads))
+        what = f"w_k makes {kv_heads} key heads but num_heads is {num_heads}"
+        raise ShapeError(f"{what}: query heads must be a multiple of key heads.")
+    d_v = _share("w_v", w_v[1], kv_heads, f"{kv_heads} key heads")
     if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
-        values = {"shape": named(w_o, ("d_in", "d_out")), "heads": num_heads, "width": d_v, "joined": num_heads * d_v}
         raise ShapeError(
-            "w_o is {shape} but the heads are {heads}·{width} = {joined} wide.",
+            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
             "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
-            **values,
         )
     return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v, convention)
 
@@ -262,25 +244,41 @@ def weights_steps(sizes: Sizes) -> Steps:
     return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
 
 
-def layer_steps(sizes: Sizes, around: Around, rules: Rules) -> Steps:
-    """The steps from X to U: projections, heads, attention, concatenation, output projection."""
+def layer_steps(
+    sizes: Sizes,
+    x: Size,
+    context: Size | None,
+    out: Size | None,
+    rules: Rules,
+    biases: Collection[str] = (),
+    through: str = "{}",
+    *,
+    normalised: bool = False,
+) -> Steps:
+    """The steps from X to U: projections, heads, attention, concatenation, output projection.
+
+    x, context, out   the widths of X, of the other text (None is self-attention) and of U (None is no W^O)
+    biases            the names of those there are, such as b_q
+    through           what is applied to Q and K after their projections, such as RoPE({})
+    normalised        is X the output of a layer norm?
+    """
     heads, kv_heads = sizes.heads or 1, sizes.kv_heads or 1
     flat = sizes._replace(heads=None, kv_heads=None)
     queries, keys = (prod(sizes.lead) * count for count in (sizes.queries, sizes.keys))
-    source, width = ("X", around.x) if around.context is None else ("C", around.context)
+    source, width = ("X", x) if context is None else ("C", context)
     wide = heads * sizes.d_v
 
     def project(part: str, tokens: str) -> str:
         product = _product(sizes, tokens, f"W^{part.upper()}")
-        product += f" + b^{part.upper()}" if f"b_{part}" in around.biases else ""
-        return around.through.format(product) if part in "qk" else product
+        product += f" + b^{part.upper()}" if f"b_{part}" in biases else ""
+        return through.format(product) if part in "qk" else product
 
-    said = "x normalised" if around.normalised else "x"
-    steps = [_step(flat, "x", "X", ("queries", "d_model"), 0, said, around.x)]
-    if around.context is not None:
-        steps.append(_step(flat, "context", "C", ("keys", "d_model"), 0, wide=around.context))
+    said = "x normalised" if normalised else "x"
+    steps = [_step(flat, "x", "X", ("queries", "d_model"), 0, said, x)]
+    if context is not None:
+        steps.append(_step(flat, "context", "C", ("keys", "d_model"), 0, wide=context))
     made = {
-        "q": (f"Q = {project('q', 'X')}", queries * around.x * heads * sizes.d_k),
+        "q": (f"Q = {project('q', 'X')}", queries * x * heads * sizes.d_k),
         "k": (f"K = {project('k', source)}", keys * width * kv_heads * sizes.d_k),
         "v": (f"V = {project('v', source)}", keys * width * kv_heads * sizes.d_v),
     }
@@ -292,7 +290,7 @@ def layer_steps(sizes: Sizes, around: Around, rules: Rules) -> Steps:
     together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
     steps.append(replace(output, name="heads", words="heads"))
     steps.append(_step(flat, "concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
-    mixed = (f"U = {project('o', 'H')}", queries * wide * around.out, "layer output", around.out) if around.out else ()
+    mixed = (f"U = {project('o', 'H')}", queries * wide * out, "layer output", out) if out else ()
     formula, work, said, wide = mixed or ("U = H", 0, "layer output joined", wide)
     return Steps([*steps, _step(flat, "output", formula, ("queries", "d_model"), work, said, wide)])
 
@@ -326,26 +324,22 @@ def turned(array: Array, convention: Convention) -> Array:
 
 def _shape(name: str, value: Any, *, turn: bool) -> tuple[Size, ...]:
     if value is None:
-        raise ShapeError("{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.", name=name)
+        raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
     sizes = value if shape_of(value) is None else value.shape
     shape = tuple(map(read_size, sizes)) if isinstance(sizes, (tuple, list)) else (None,)
     if None in shape:
         raise ShapeError(
             expected(name, sizes, "an array, or its shape in whole numbers or symbols"),
-            '{name}=(3, 4), or {name}=("n", "d_k")',
-            name=name,
+            f'{name}=(3, 4), or {name}=("n", "d_k")',
         )
     if len(shape) < 2:
-        raise ShapeError("{name} has {count} axes: expected at least two.", name=name, count=len(shape))
+        raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
 def _share(name: str, width: Size, parts: Size, what: str) -> Size:
     if parts == 0 or width % parts:
-        values = {"name": name, "width": width, "wanted": what}
-        raise ShapeError(
-            "{name} is {width} wide, which {wanted} does not divide.", "{name} is (d_model, heads·width).", **values
-        )
+        raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
     return width // parts
 
 

@@ -81,7 +81,7 @@ def read_count(name: str, value: Any) -> Size:
     """Read a whole number from 1 up, or a symbol. Raises RuleError."""
     size = read_size(value)
     if size is None or size == 0:
-        raise RuleError(expected(name, value, "a whole number from 1 up, or a symbol"), '{name}="h"', name=name)
+        raise RuleError(expected(name, value, "a whole number from 1 up, or a symbol"), f'{name}="h"')
     return size
 
 

@@ -10,8 +10,7 @@ from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import Array, blocks
 from clearhead.errors import SelectionError
 from clearhead.view.container import framed
-from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.view.packing import packed
+from clearhead.view.long import ShownLayer, ShownRun, packed
 from clearhead.view.pooling import MASKED, tile
 
 _MOST_UNITS = 2048  # along each side of a tile
@@ -45,8 +44,9 @@ def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
 
 
 def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
-    j = _number(asked, "at", layer.matrix.shape[3])
-    return _floats(tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most"))
+    queries, keys = layer.matrix.shape[2:]
+    j = _number(asked, "at", keys)
+    return _floats(tile(layer.matrix, head, range(queries + 1), [j, j + 1], 1, "most"))
 
 
 def _row_of(layer: ShownLayer, head: int, i: int) -> Array:
@@ -101,8 +101,10 @@ def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
 
 ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], bytes]] = {
     "row": lambda asked, layer, head: _floats(_row_of(layer, head, _number(asked, "at", layer.matrix.shape[2]))),
-    "tile": _tile, "column": _column, "operands": _operands,
-}  # fmt: skip
+    "column": _column,
+    "tile": _tile,
+    "operands": _operands,
+}
 
 
 def _number(asked: dict[str, Any], name: str, size: int) -> int:

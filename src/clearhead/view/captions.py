@@ -59,13 +59,13 @@ def captions(heads: HeadSummary, even: HeadSummary) -> list[Caption | None]:
     heads, even   what `summarise_heads` and `even_heads` give for the same matrix
     O(heads).
 
-    >>> heads = HeadSummary(sink=[0.1], previous=[0.8], diagonal=[0.02], distance=[1.4], entropy=[0.9])
-    >>> even = HeadSummary(sink=[0.27], previous=[0.2], diagonal=[0.27], distance=[2.5], entropy=[1.59])
+    >>> heads = {"sink": [0.1], "previous": [0.8], "diagonal": [0.02], "distance": [1.4], "entropy": [0.9]}
+    >>> even = {"sink": [0.27], "previous": [0.2], "diagonal": [0.27], "distance": [2.5], "entropy": [1.59]}
     >>> captions(heads, even)[0].said["en"]
     'previous-token head, 80% on the token before'
     """
-    baseline = {name: values[0] if values else np.nan for name, values in even._asdict().items()}
-    return [_caption(dict(zip(heads._fields, head, strict=True)), baseline) for head in zip(*heads, strict=True)]
+    baseline = {name: values[0] if values else np.nan for name, values in even.items()}
+    return [_caption(dict(zip(heads, head, strict=True)), baseline) for head in zip(*heads.values(), strict=True)]
 
 
 def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:

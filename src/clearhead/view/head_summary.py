@@ -1,7 +1,7 @@
 """What each head attends to, in five numbers: means over all queries that are not padding."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +12,12 @@ from clearhead.core.state import State, share
 from clearhead.core.statistics import Answers
 from clearhead.ops.matrix import AttentionMatrix
 
-
-class HeadSummary(NamedTuple):
-    """Five statistics with one number per head, nan where undefined."""
-
-    sink: list[float]  # weight on the first key that is not padding
-    previous: list[float]  # weight on the key before the query's own, over queries that have one
-    diagonal: list[float]  # weight on the query's own key
-    distance: list[float]  # Σ_j a_ij·|i - j|
-    entropy: list[float]  # in nats
+HeadSummary = dict[str, list[float]]  # five statistics by name, a number for each head, nan where undefined:
+# sink      weight on the first key that is not padding
+# previous  weight on the key before the query's own, over queries that have one
+# diagonal  weight on the query's own key
+# distance  Σ_j a_ij·|i - j|
+# entropy   in nats
 
 
 def summarise_heads(
@@ -114,8 +111,8 @@ def _means(
 ) -> HeadSummary:
     """The means over the queries that are real, of `previous` over those that have a key before their own."""
     behind = real & (np.cumsum(real, -1) > 1)
-    each = ((sink, real), (previous, behind), (diagonal, real), (distance, real), (entropy, real))
-    return HeadSummary(*(_mean(values, which, heads) for values, which in each))
+    each = {"sink": sink, "previous": previous, "diagonal": diagonal, "distance": distance, "entropy": entropy}
+    return {name: _mean(values, behind if name == "previous" else real, heads) for name, values in each.items()}
 
 
 def _mean(values: Any, which: Array, heads: int) -> list[float]:

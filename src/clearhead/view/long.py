@@ -6,15 +6,18 @@ stored as a column of its own, since an attention sink there would outshine all 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
-from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core import visibility
+from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of, unrepeated
+from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.call import Call
 from clearhead.core.problem import Problem
+from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, take
 from clearhead.core.statistics import Answers
 from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
@@ -24,7 +27,6 @@ from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
 from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.images import reach
-from clearhead.view.packing import forbids, packed
 from clearhead.view.pooling import Pictures, coded, pictures
 from clearhead.words import Language, read_language
 
@@ -35,6 +37,8 @@ COMPUTED = 1024  # up to so many queries and keys the page computes the whole ma
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
 _TEXT = 1.25  # characters per byte in base 85
+_RULE_BLOCK = 1024  # queries and keys of which is asked at a time whether a rule forbids any
+RULES = EVERYWHERE  # that page/src/attention.js supports
 _SAMPLE = 2**18  # bytes compressed as a sample, to estimate the size of the rest
 
 
@@ -151,7 +155,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
     for layer in layers:
         if 0 in layer.matrix.shape:
             sizes = named(layer.matrix.shape, WEIGHTS)
-            raise SelectionError("layer {layer} has no weights: its matrix is {shape}.", layer=layer.name, shape=sizes)
+            raise SelectionError(f"layer {layer.name} has no weights: its matrix is {sizes}.")
     everything = [list(range(len(layer.heads))) for layer in layers]
     exact = everything if wish.exact is None else _places(layers, wish.exact)
     dtype = None
@@ -160,7 +164,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
             dtype = next(known for known in FLOATS if known.name == np.dtype(wish.dtype).name)
         except (TypeError, ValueError, StopIteration):
             names = ", ".join(known.name for known in FLOATS)
-            raise DtypeError("dtype is {value}: a page holds {names}.", value=shown(wish.dtype), names=names) from None
+            raise DtypeError(f"dtype is {shown(wish.dtype)}: a page holds {names}.") from None
     heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
@@ -176,13 +180,11 @@ def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[
         here = [place for place, layer in enumerate(layers) if layer.name == str(name)]
         if not here:
             known = ", ".join(layer.name for layer in layers)
-            raise SelectionError("exact: there is no layer {layer!r}.", "seen are: {layers}", layer=name, layers=known)
+            raise SelectionError(f"exact: there is no layer {name!r}.", f"seen are: {known}")
         for place in here:
             if head not in layers[place].heads:
                 kept = ", ".join(map(str, layers[place].heads))
-                raise SelectionError(
-                    "exact: layer {layer} has no head {head}: seen are {kept}.", layer=name, head=head, kept=kept
-                )
+                raise SelectionError(f"exact: layer {name} has no head {head}: seen are {kept}.")
             places[place].add(list(layers[place].heads).index(head))
     return [sorted(each) for each in places]
 
@@ -238,7 +240,7 @@ def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
-    numbers = means._asdict()
+    numbers = dict(means)
     if layer.g is not None and seen.output is not None:  # what the heads did: all contributions, summed
         numbers["effect"] = (
             (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
@@ -296,9 +298,7 @@ def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     with np.errstate(over="ignore"):
         rounded = x.astype(dtype)
     if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
-        raise DtypeError(
-            "layer {layer} has numbers too large for {dtype}.", "dtype='bfloat16'", layer=layer, dtype=dtype.name
-        )
+        raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
     return rounded
 
 
@@ -327,23 +327,12 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
         fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sizes) * count)
         first = chosen.layers[0]
         halves = (chosen.dtype or first.matrix.call.q.dtype).itemsize > 2
-        hint = (
-            "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; dtype='bfloat16' halves it; "
-            "`clearhead view` serves any number."
-            if halves
-            else "exact=[({name!r}, {head})] chooses (layer, head) pairs: about {fit} fit; "
-            "`clearhead view` serves any number."
-        )
+        halved = "dtype='bfloat16' halves it; " if halves else ""
         raise SelectionError(
-            "the page would have about {size:.0f} MB with {count} exact heads, and above {most:.0f} MB "
+            f"the page would have about {whole / 1e6:.0f} MB with {count} exact heads, and above {LIMIT / 1e6:.0f} MB "
             "browsers are slow to open it.",
-            hint,
-            size=whole / 1e6,
-            count=count,
-            most=LIMIT / 1e6,
-            name=first.name,
-            head=first.heads[0],
-            fit=fit,
+            f"exact=[({first.name!r}, {first.heads[0]})] chooses (layer, head) pairs: about {fit} fit; {halved}"
+            "`clearhead view` serves any number.",
         )
     return chosen
 
@@ -374,3 +363,29 @@ def _share(x: Array, dtype: np.dtype[Any]) -> float:
     with np.errstate(over="ignore"):
         some = stored(x.reshape(-1)[: _SAMPLE // dtype.itemsize].astype(dtype))
     return len(compressed(some)) / max(1, some.nbytes)
+
+
+def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(rules as plain numbers, rules as arrays), for some heads or all; docs/files.md names them.
+
+    Raises RuleError for a rule that the page's program does not support.
+    """
+    check_supported("the page", RULES, problem.active_rules())
+    plain: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for name, axes in FIELDS.items():
+        value = getattr(problem, name)
+        if axes in ((), ("batch",)):
+            plain[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        elif value is not None:
+            arrays[name] = unrepeated(value)  # each element is stored once
+    return plain, arrays if heads is None else take(arrays, {"heads": heads})
+
+
+def forbids(problem: Problem) -> bool:
+    """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
+    rules = (unrepeated(x) for x in (problem.mask, problem.bias, problem.span_table) if x is not None)
+    each_head = any(rule.shape[1] > 1 for rule in rules)
+    heads = problem.heads if each_head else 1
+    parts = product(range(heads), blocks(problem.queries, _RULE_BLOCK), blocks(problem.keys, _RULE_BLOCK))
+    return any(visibility.tile(problem, 0, head, rows, cols) is not True for head, rows, cols in parts)

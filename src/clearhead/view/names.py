@@ -32,10 +32,8 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
     inside = len(offsets) == 1 and start >= 0 and start + n <= m
     if not inside or (n != m and not problem.causal and problem.window == (None, None)):
         raise ShapeError(
-            "tokens cannot name {queries} queries and {keys} keys at once: they are not one text.",
+            f"tokens cannot name {n} queries and {m} keys at once: they are not one text.",
             "tokens=[…] for the queries, source_tokens=[…] for the keys.",
-            queries=n,
-            keys=m,
         )
     check_count("tokens", texts, m, "keys")
     return texts[start : start + n], texts
@@ -49,15 +47,11 @@ def _strings(name: str, value: Any) -> list[str] | None:
         if not all(isinstance(each, str) for each in strings):
             raise TypeError
     except TypeError:
-        hint = "{name}=['the', ' cat', ' sat']"
-        raise RuleError(expected(name, value, "a list of strings"), hint, name=name) from None
+        raise RuleError(expected(name, value, "a list of strings"), f"{name}=['the', ' cat', ' sat']") from None
     return strings
 
 
 def check_count(name: str, strings: list[str], size: int, axis: str) -> None:
     """Raise ShapeError unless there is one string for each query or key."""
     if len(strings) != size:
-        values = {"name": name, "strings": len(strings), "count": size}
-        if axis == "keys":
-            raise ShapeError("{name} has {strings} strings for {count} keys: expected one for each.", **values)
-        raise ShapeError("{name} has {strings} strings for {count} queries: expected one for each.", **values)
+        raise ShapeError(f"{name} has {len(strings)} strings for {size} {axis}: expected one for each.")

@@ -64,9 +64,7 @@ def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> Non
     """
     place = Path(read_path(path))
     if place.suffix.lower() not in ("", ".html", ".htm"):
-        raise FileError(
-            "{file} is no name for a page, which is HTML.", 'save("{stem}.html")', file=place.name, stem=place.stem
-        )
+        raise FileError(f"{place.name} is no name for a page, which is HTML.", f'save("{place.stem}.html")')
     write_whole(path, encoded(document()))
 
 

@@ -63,13 +63,12 @@ def application(document: Document, runs: Sequence[ShownRun], token: str) -> Sta
 def listen(port: int = 0) -> socket.socket:
     """A listening socket on loopback; port 0 takes a free one. Raises SelectionError if the port cannot be used."""
     if not 0 <= port <= 65535:
-        raise SelectionError("port is {port}: expected 0 to 65535.", "leave --port out for a free one.", port=port)
+        raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave --port out for a free one.")
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        values = {"port": port, "reason": error.strerror or str(error)}
         raise SelectionError(
-            "port {port} cannot be used: {reason}.", "leave --port out for a free one.", **values
+            f"port {port} cannot be used: {error.strerror or str(error)}.", "leave --port out for a free one."
         ) from None
 
 

@@ -46,29 +46,19 @@ class Written:
     source: list[list[int]] = field(default_factory=list)  # of the encoder, where there is one
 
 
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """The texts of a run: its tokens as they are shown, and the ids that they were made of, where they are known."""
+def texts_of(run: Any, side: str) -> list[list[str]] | None:
+    """The texts of a run's tokens, (batch, tokens), of "own" or "source"; None where they are not known.
 
-    tokens: list[list[Any]]
-    source_tokens: list[list[Any]]
-    written: Written | None
-
-    def pieces(self, side: str) -> list[list[str]] | None:
-        """(batch, tokens), the texts of "own" or "source"; None where they are not known."""
-        tokens = self.source_tokens if side == "source" else self.tokens
-        if self.written is not None:
-            rows = self.written.source if side == "source" else self.written.tokens
-            return [pieces_of(row, self.written.tokenizer.decode) for row in rows] or None
-        if not tokens or not all(isinstance(token, str) for row in tokens for token in row):
-            return None
-        results = [spaced(row) for row in tokens]
-        return None if any(row is None for row in results) else [row for row in results if row is not None]
-
-    def why_not(self) -> str:
-        if self.written is None and any(isinstance(row[0], str) for row in self.tokens[:1] if row):
-            return "the texts of the tokens do not say where words begin, and their tokenizer is not here"
-        return "the tokens have no texts"
+    run   a Seen: its tokens as they are shown, and the ids that they were made of, where they are known
+    """
+    tokens = run.source_tokens if side == "source" else run.tokens
+    if run.written is not None:
+        rows = run.written.source if side == "source" else run.written.tokens
+        return [pieces_of(row, run.written.tokenizer.decode) for row in rows] or None
+    if not tokens or not all(isinstance(token, str) for row in tokens for token in row):
+        return None
+    results = [spaced(row) for row in tokens]
+    return None if any(row is None for row in results) else [row for row in results if row is not None]
 
 
 def divide(name: str, groups: Any, text: Text, what: str) -> Division:

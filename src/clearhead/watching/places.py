@@ -1,7 +1,6 @@
 """Queries and keys of an edit: positions, slices, bool vectors, or words of the text."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -98,20 +97,18 @@ def read_places(name: str, value: Any) -> Places:
         members = listed(value)
         members = [x.item() for x in members] if getattr(value, "ndim", 0) == 1 else members
     except (TypeError, RuntimeError):  # the latter from a tensor without numbers
-        raise DtypeError(expected(name, value, WANTED), "{name}=[3, 4]", name=name) from None
+        raise DtypeError(expected(name, value, WANTED), f"{name}=[3, 4]") from None
     flags = [isinstance(x, (bool, np.bool_)) for x in members]
     if members and all(flags):
         if not any(members):
-            raise SelectionError("{name} is all False: it chooses nothing.", name=name)
+            raise SelectionError(f"{name} is all False: it chooses nothing.")
         return tuple(map(bool, members))
     places = tuple(_read_place(name, x) for x in members)
     wrong = next((x for x, place in zip(members, places, strict=True) if place is None), None)
     if any(place is None for place in places):
-        raise DtypeError(
-            "{name} holds {wrong}: expected {wanted}.", "{name}=[3, 4]", name=name, wrong=shown(wrong), wanted=WANTED
-        )
+        raise DtypeError(f"{name} holds {shown(wrong)}: expected {WANTED}.", f"{name}=[3, 4]")
     if not places:
-        raise SelectionError("{name} is empty: it chooses nothing.", "leave {name} out for all.", name=name)
+        raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
     return tuple(place for place in places if place is not None)
 
 
@@ -121,7 +118,7 @@ def _read_place(name: str, value: Any) -> One | None:
         return int(value)
     if isinstance(value, str):
         if not value.strip():
-            raise SelectionError("{name} is {value!r}: expected a word of the text.", name=name, value=value)
+            raise SelectionError(f"{name} is {value!r}: expected a word of the text.")
         return str(value)
     if not isinstance(value, slice):
         return None
@@ -130,7 +127,7 @@ def _read_place(name: str, value: Any) -> One | None:
         raise DtypeError(expected(name, value, "a slice of whole numbers that goes forward"))
     start, stop = value.start or 0, value.stop
     if stop is not None and (start >= 0) == (stop >= 0) and start >= stop:
-        raise SelectionError("{name} is {value}: it chooses nothing.", name=name, value=shown(value))
+        raise SelectionError(f"{name} is {shown(value)}: it chooses nothing.")
     return slice(*(None if side is None else int(side) for side in sides))
 
 
@@ -153,8 +150,7 @@ def search(name: str, places: Places, text: Text) -> Positions:
     listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)
     if isinstance(listed[0], bool):
         if len(listed) != text.length:
-            values = {"name": name, "listed": len(listed), "length": text.length}
-            raise SelectionError("{name} has {listed} entries, and the text has {length} tokens.", **values)
+            raise SelectionError(f"{name} has {len(listed)} entries, and the text has {text.length} tokens.")
         return Positions((np.flatnonzero(listed),), ())
     slices = tuple(_range(place, text.length) for place in listed if isinstance(place, slice))
     shared = [_position(name, place, text.length) for place in listed if isinstance(place, int)]
@@ -162,8 +158,7 @@ def search(name: str, places: Places, text: Text) -> Positions:
     if not words:
         return Positions((np.array(shared, np.int64),), slices)
     if text.pieces is None:
-        values = {"name": name, "word": words[0], "why": text.why}
-        raise SelectionError("{name} is the word {word!r}, and {why}.", "give positions, or tokenizer=…", **values)
+        raise SelectionError(f"{name} is the word {words[0]!r}, and {text.why}.", "give positions, or tokenizer=…")
     rows = []
     for number, pieces in enumerate(text.pieces):
         which = f" of sequence {number}" if len(text.pieces) > 1 else ""
@@ -174,11 +169,9 @@ def search(name: str, places: Places, text: Text) -> Positions:
 
 def _position(name: str, place: int, length: int) -> int:
     if not -length <= place < length:
-        values = {"name": name, "place": place, "length": length, "stop": place + 1}
         raise SelectionError(
-            "{name} has position {place}, and the text has {length} tokens.",
-            "{name}=slice({place}, {stop}) waits until the model has generated it." if place >= 0 else "",
-            **values,
+            f"{name} has position {place}, and the text has {length} tokens.",
+            f"{name}=slice({place}, {place + 1}) waits until the model has generated it." if place >= 0 else "",
         )
     return place % length
 
@@ -199,31 +192,24 @@ def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[
     if not starts and numbered:
         word, chosen = numbered.groups()
         starts = list(_whole_words(text, word))
-    values = {"name": name, "word": word, "which": which, "times": len(starts)}
     if not starts:
-        near = get_close_matches(word, Counter(re.findall(r"\w+", text)), n=1)
-        near = [other for other in near if other != word]
-        hint = "Words are found whole, and by upper and lower case."
-        if near:
-            hint = "did you mean {near!r}? Words are found whole, and by upper and lower case."
+        near = [other for other in get_close_matches(word, set(re.findall(r"\w+", text)), n=1) if other != word]
+        meant = f"did you mean {near[0]!r}? " if near else ""
         raise SelectionError(
-            "{name} is the word {word!r}, and the text{which} has no such word.", hint, **values, near="".join(near)
+            f"{name} is the word {word!r}, and the text{which} has no such word.",
+            f"{meant}Words are found whole, and by upper and lower case.",
         )
     if chosen == "all":
         return [token for start in starts for token in _tokens(pieces, ends, start, start + len(word))]
     if not chosen and len(starts) > 1:
         raise SelectionError(
-            "{name} is the word {word!r}, and the text{which} has it {times} times.",
-            "{first!r} is the first, {every!r} all of them.",
-            **values,
-            first=word + "#1",
-            every=word + "#all",
+            f"{name} is the word {word!r}, and the text{which} has it {len(starts)} times.",
+            f"{word + '#1'!r} is the first, {word + '#all'!r} all of them.",
         )
     number = int(chosen or 1)
     if not 1 <= number <= len(starts):
-        once = "{name} is {numbered!r}, and the text{which} has {word!r} once."
-        times = "{name} is {numbered!r}, and the text{which} has {word!r} {times} times."
-        raise SelectionError(times if len(starts) > 1 else once, **values, numbered=word + "#" + chosen)
+        times = f"{len(starts)} times" if len(starts) > 1 else "once"
+        raise SelectionError(f"{name} is {f'{word}#{chosen}'!r}, and the text{which} has {word!r} {times}.")
     start = starts[number - 1]
     return _tokens(pieces, ends, start, start + len(word))
 

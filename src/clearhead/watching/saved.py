@@ -75,8 +75,7 @@ def read_heads(name: str, value: Any, wanted: str = HEADS[1]) -> list[int]:
     """Heads, sorted. Raises SelectionError for anything but whole numbers from 0 up."""
     heads = read_members(name, value, HEADS[0], wanted, HEADS[2])
     if heads and min(heads) < 0:
-        values = {"name": name, "member": min(heads), "wanted": wanted}
-        raise SelectionError("{name} holds {member}: expected {wanted}.", HEADS[2], **values)
+        raise SelectionError(f"{name} holds {min(heads)}: expected {wanted}.", HEADS[2])
     return sorted({int(head) for head in heads})
 
 
@@ -84,21 +83,19 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     """Read the layers, and the model's name and tokens. Raises FileError."""
     arrays, metadata = safetensors(path)
     if "watch" not in metadata:
-        raise FileError("{path} was not written by seen.save.", path=path)
+        raise FileError(f"{path} was not written by seen.save.")
     words = object_of(metadata["watch"], f"{path}: what is said of its layers")
     if words.get("format") != FORMAT:
-        values = {"path": path, "format": words.get("format"), "current": FORMAT, "version": words.get("clearhead")}
         raise FileError(
-            "{path} has format {format!r}, and this version reads {current}: it was written by clearhead {version!r}.",
-            **values,
+            f"{path} has format {words.get('format')!r}, and this version reads {FORMAT}: it was written by clearhead "
+            f"{words.get('clearhead')!r}."
         )
     try:
         return _record(arrays, words)
     except ClearheadError as error:
-        raise FileError("{path} is not a whole record of ch.watch: {reason}", path=path, reason=error.what) from None
+        raise FileError(f"{path} is not a whole record of ch.watch: {error.what}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        values = {"path": path, "kind": type(error).__name__, "error": str(error)}
-        raise FileError("{path} is not a whole record of ch.watch: {kind} {error}.", **values) from None
+        raise FileError(f"{path} is not a whole record of ch.watch: {type(error).__name__} {error!s}.") from None
 
 
 def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, Any]) -> None:

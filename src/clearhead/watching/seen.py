@@ -21,7 +21,7 @@ from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.watching.dividing import Sequences, Written
+from clearhead.watching.dividing import Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, Verified, head_effects, strongest_edges, words_of
 from clearhead.watching.saved import LAYERS, Run, write
 from clearhead.watching.spans import SpanEdge, Spans, spanned
@@ -173,9 +173,7 @@ class Seen(Run, Display):
         >>> spans[0].shape, [names for names in spans.names(0)[0]], len(spans.strongest(3))
         (torch.Size([1, 2, 2, 2]), ['user', 'model'], 3)
         """
-        names = self._names(layers)
-        texts = Sequences(self.tokens, self.source_tokens, self.written)
-        return Spans(spanned(map(self.layer, names), groups, source_groups, texts, rest))
+        return Spans(spanned(map(self.layer, self._names(layers)), groups, source_groups, self, rest))
 
     def verify(self, edges: Iterable[Edge | SpanEdge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.

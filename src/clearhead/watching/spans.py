@@ -10,7 +10,7 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.errors import RuleError
 from clearhead.tables import Table, Tabular
-from clearhead.watching.dividing import Division, Sequences, divide, joined
+from clearhead.watching.dividing import Division, divide, joined, texts_of
 from clearhead.watching.effects import Edges, sides_of, table_of
 from clearhead.watching.layer import Layer
 from clearhead.watching.places import Text
@@ -103,11 +103,9 @@ class Spans(Tabular, Mapping[str, Any]):
         return self._parts[layer_name(layer, list(self._parts))]
 
 
-def spanned(
-    layers: Iterable[Layer], groups: Any, source_groups: Any, sequences: Sequences, rest: Rest
-) -> dict[str, SpannedLayer]:
-    """The layers with their tokens divided. Raises as `Seen.spans`."""
-    has_source = source_groups is not None or bool(sequences.source_tokens)
+def spanned(layers: Iterable[Layer], groups: Any, source_groups: Any, run: Any, rest: Rest) -> dict[str, SpannedLayer]:
+    """The layers with their tokens divided; `run` is the Seen that they are of. Raises as `Seen.spans`."""
+    has_source = source_groups is not None or bool(run.source_tokens)
     if source_groups is None and isinstance(groups, str):
         source_groups = groups
     asked = {"own": ("groups", groups), "source": ("source_groups", source_groups)}
@@ -121,8 +119,9 @@ def spanned(
                     f"the {what} of layer {layer.name} are of the source, and source_groups is not given.",
                     "seen.spans(groups, source_groups), or layers=[…] without it.",
                 )
-            pieces = sequences.pieces(side) if side else None
-            why = sequences.why_not()
+            pieces, why = texts_of(run, side) if side else None, "the tokens have no texts"
+            if run.written is None and any(isinstance(row[0], str) for row in run.tokens[:1] if row):
+                why = "the texts of the tokens do not say where words begin, and their tokenizer is not here"
             if not side or (pieces and len(pieces[0]) != length):
                 pieces, why = None, f"the {length} {what} of layer {layer.name} are not the tokens of the text"
             known[side, length] = divide(name, value, Text(length, pieces, why), f"{what} of layer {layer.name}")

@@ -54,8 +54,8 @@ def heads_of(layer: Layer) -> list[Head]:
     padding = None if layer.padding is None else as_host_array(layer.padding, "padding")[0]
     means = summarise_heads(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
     if layer.other_keys:  # which are near to no query
-        means = means._replace(distance=[np.nan] * len(layer.heads))
-    return [Head(layer.name, head, *(mean[place] for mean in means)) for place, head in enumerate(layer.heads)]
+        means["distance"] = [np.nan] * len(layer.heads)
+    return [Head(layer.name, head, *each) for head, *each in zip(layer.heads, *means.values(), strict=True)]
 
 
 def cell(seen: Any) -> str:
