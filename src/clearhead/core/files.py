@@ -55,15 +55,6 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             _checked(name)
 
 
-def make_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder to write files into, made where it is missing. Raises FileError, before anything is computed."""
-    with _said(path, "written"):
-        folder = Path(_name(path))
-        folder.mkdir(parents=True, exist_ok=True)
-        _checked(str(folder / "a new file"))
-    return folder
-
-
 def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: int | None = None) -> bytes:
     """All of a file, at most `most` bytes, or its `first` bytes; - is standard input. Raises FileError.
 
