@@ -225,37 +225,29 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
     """Raise ShapeError unless the shapes of q, k and v fit each other."""
     for name, shape, axes in (("q", q, QUERY), ("k", k, KEY), ("v", v, VALUE)):
         if shape is not None and len(shape) < 2:
-            values = {"name": name, "count": len(shape), "rows": axes[-2], "columns": axes[-1]}
             raise ShapeError(
-                "{name} has {count} axes: expected at least two, ({rows}, {columns}).",
-                "{name}[None, :] makes one row of a vector.",
-                **values,
+                f"{name} has {len(shape)} axes: expected at least two, ({axes[-2]}, {axes[-1]}).",
+                f"{name}[None, :] makes one row of a vector.",
             )
         if shape is not None and len(shape) != len(q):
-            values = {"name": name, "shape": named(shape, axes), "q": named(q, QUERY)}
-            raise ShapeError("{name} is {shape} but q is {q}: all need the same number of axes.", **values)
+            raise ShapeError(
+                f"{name} is {named(shape, axes)} but q is {named(q, QUERY)}: all need the same number of axes."
+            )
     if q[-1] != k[-1]:
-        values = {"q": q[-1], "k": k[-1], "queries": named(q, QUERY), "keys": named(k, KEY)}
         raise ShapeError(
-            "q has d_k {q} but k has d_k {k}: the last axes must agree for q·kᵀ.",
-            "q is {queries} and k is {keys}.",
-            **values,
+            f"q has d_k {q[-1]} but k has d_k {k[-1]}: the last axes must agree for q·kᵀ.",
+            f"q is {named(q, QUERY)} and k is {named(k, KEY)}.",
         )
     for name, other, axes in (("k", k, KEY), ("v", v, VALUE)):
         if other is not None and tuple(other[:-3]) != tuple(q[:-3]):
             raise ShapeError(
-                "{name} has batch {batch} but q has batch {q}: they must be equal.",
-                "q is {queries} and {name} is {shape}.",
-                name=name,
-                batch=tuple(other[:-3]),
-                q=tuple(q[:-3]),
-                queries=named(q, QUERY),
-                shape=named(other, axes),
+                f"{name} has batch {tuple(other[:-3])} but q has batch {tuple(q[:-3])}: they must be equal.",
+                f"q is {named(q, QUERY)} and {name} is {named(other, axes)}.",
             )
     if v is not None and v[-2] != k[-2]:
-        values = {"values": v[-2], "keys": k[-2], "k": named(k, KEY), "v": named(v, VALUE)}
         raise ShapeError(
-            "v has {values} keys but k has {keys}: each key needs its value.", "k is {k} and v is {v}.", **values
+            f"v has {v[-2]} keys but k has {k[-2]}: each key needs its value.",
+            f"k is {named(k, KEY)} and v is {named(v, VALUE)}.",
         )
     if len(q) > 2:
         _check_heads(q, k, v)
@@ -275,11 +267,8 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
     for name, dtype in zip("qkv", dtypes, strict=False):
         if dtype not in FLOATS:
             raise DtypeError(
-                "{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
-                "{name}.astype(np.float32), or {name}.float() for a tensor.",
-                name=name,
-                dtype=dtype,
+                f"{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
+                f"{name}.astype(np.float32), or {name}.float() for a tensor.",
             )
         if dtype != dtypes[0]:
-            values = {"name": name, "dtype": dtype, "other": dtypes[0]}
-            raise DtypeError("{name} is {dtype} but q is {other}: q, k and v must have one dtype.", **values)
+            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")

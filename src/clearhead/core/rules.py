@@ -156,9 +156,7 @@ def check_segments(rules: Rules) -> None:
     one, other = "query_segments", "kv_segments"
     if (rules.get(one) is None) != (rules.get(other) is None):
         one, other = (one, other) if rules.get(one) is not None else (other, one)
-        raise RuleError(
-            "{name} is given but {other} is not: a segment needs both sides.", "{other}={name}?", name=one, other=other
-        )
+        raise RuleError(f"{one} is given but {other} is not: a segment needs both sides.", f"{other}={one}?")
 
 
 def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import import_error, statistics_dtype
+from clearhead.core.arrays import kernel as _native
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.effects import Others, Terms, no_keys
@@ -30,9 +31,8 @@ from clearhead.engines.base import (
     unsupported,
 )
 from clearhead.engines.native_calls import RULES as RULES
-from clearhead.engines.native_calls import TYPES, bits, import_error, labels, run
+from clearhead.engines.native_calls import TYPES, bits, labels, run
 from clearhead.engines.native_calls import described as described
-from clearhead.engines.native_calls import kernel as _native
 from clearhead.engines.native_calls import output as output
 from clearhead.engines.native_calls import step as step
 

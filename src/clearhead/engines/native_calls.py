@@ -6,19 +6,12 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import rules
-from clearhead.core.arrays import bfloat16, statistics_dtype, unrepeated
+from clearhead.core.arrays import bfloat16, kernel, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
-
-kernel: Any  # None where it cannot be imported
-import_error = ""
-try:
-    from clearhead import _native as kernel  # type: ignore[no-redef]
-except ImportError as error:
-    kernel, import_error = None, str(error)
 
 RULES = rules.EVERYWHERE
 TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
