@@ -9,33 +9,17 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from operator import attrgetter
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, named
-from clearhead.core.rule_values import Sizes, Window
+from clearhead.core.rule_values import Sizes, Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
 _ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
-
-
-class Arrays(NamedTuple):
-    """What a problem needs to know of q, k and perhaps v; the last three are as in Problem."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[np.dtype[Any], ...]
-    device: str
-    library: str
-    num_threads: int | None
-
-    @property
-    def sizes(self) -> Sizes:
-        """The shapes that the values of rules must fit."""
-        q, k = self.shapes[:2]
-        return Sizes(q[:-2], q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], self.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,26 +153,20 @@ class Problem:
 _fields = attrgetter(*FIELDS)
 
 
-def problem_of(of: Arrays, rules: Rules) -> Problem:
-    """The problem of a call, with everything checked."""
-    q, k, *v = of.shapes
+def problem_of(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype[Any]], device: str, library: str, num_threads: Any,
+    rules: Rules,
+) -> Problem:  # fmt: skip
+    """The problem of q, k and perhaps v of these shapes and dtypes, with everything checked."""
+    q, k, *v = shapes
     check_shapes(q, k, v[0] if v else None)
-    _check_dtypes(of.dtypes)
-    sizes = of.sizes
+    _check_dtypes(dtypes)
+    sizes = Sizes(tuple(q[:-2]), q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], device)
     return Problem(
-        prefix=sizes.prefix,
-        batch=prod(sizes.lead),
-        heads=sizes.heads,
-        kv_heads=k[-3] if len(k) > 2 else 1,
-        d_k=sizes.d_k,
-        dtype=of.dtypes[0],
-        device=of.device,
-        library=of.library,
-        num_threads=of.num_threads,
-        rows=range(sizes.queries),
-        cols=range(sizes.keys),
-        **read(rules, sizes),
-    )
+        prefix=sizes.prefix, batch=prod(sizes.lead), heads=sizes.heads, kv_heads=k[-3] if len(k) > 2 else 1,
+        d_k=sizes.d_k, dtype=dtypes[0], device=device, library=library, num_threads=read_threads(num_threads),
+        rows=range(sizes.queries), cols=range(sizes.keys), **read(rules, sizes),
+    )  # fmt: skip
 
 
 def apart(rules: Rules) -> tuple[Rules, Rules] | None:

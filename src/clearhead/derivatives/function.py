@@ -181,7 +181,7 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     by, whole, names = part(x, "by"), _whole(task, x), task.answers.split()
     if "product" in by or (whole.problem.device != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
         return torch_recomputed.gradients(task, x)
-    engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
+    engine = engines.get(engines.choose(whole.problem, task.engine, what="gradients").engine)
     call, rows = _chosen(task, whole)
     answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
     groups = read_groups(whole.problem, tuple(map(x.get, LABELS))) if LABELS[0] in x else None

@@ -23,7 +23,6 @@ from clearhead.core.statistics import ORDERS, Wanted, listed
 from clearhead.core.statistics import STATISTICS as TABLE
 from clearhead.engines.base import (
     Upstream,
-    elsewhere,
     in_one_dtype,
     kinds,
     room_for_sums,
@@ -96,7 +95,9 @@ def _why_absent() -> str:
 
 def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
-    against = [reason for reason in (missing(), elsewhere(problem)) if reason]
+    against = [reason] if (reason := missing()) else []
+    if problem.device != "cpu":
+        against.append(f"the arrays are on device {problem.device}: this engine runs on the CPU.")
     return against + unsupported("the native engine", RULES, problem)
 
 
@@ -216,8 +217,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     if v is not None and upstream.output is not None:
         known["output"] = bits(upstream.output)
     run("gradients", problem, bits(q), bits(k), bits(v), known, room)
-    number = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
+    answers = {name: array.astype(problem.dtype, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
         answers["bias"] = _summed(room["bias"], upstream.bias)
     if upstream.spans is not None:

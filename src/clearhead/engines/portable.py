@@ -161,7 +161,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         result["q"][part.rows] += definition.mix(by_scores, part.values("k"), a.hidden)
         part.add_to_keys(result["k"], _turned_mix(a, by_scores, part.values("q")))
     usual = statistics_dtype(problem.dtype)
-    dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
+    dtypes = {"bias": usual, "spans": usual}
     return {name: wrapped(astype(x, dtypes.get(name, problem.dtype)), call.q) for name, x in result.items()}
 
 

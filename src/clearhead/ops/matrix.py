@@ -147,7 +147,9 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
 
     def effect_engine(self) -> Engine:
         """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
-        return engines.with_effects(self._engine, self.call.problem, self._asked_engine)
+        if hasattr(self._engine, "others"):
+            return self._engine
+        return engines.get(engines.choose(self.call.problem, self._asked_engine, what="effects").engine)
 
     def _recorder_with(self, *others: Any) -> ModuleType | None:
         """The module that computes DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""

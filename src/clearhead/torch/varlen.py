@@ -20,8 +20,8 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
-from clearhead.core.problem import Arrays, Problem, problem_of
-from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
+from clearhead.core.problem import Problem, problem_of
+from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
 from clearhead.core.torch_state import plain
 from clearhead.engines import native
@@ -237,10 +237,10 @@ def _ends(name: str, value: Any, count: int, of: str) -> Array:
     return ends
 
 
-def _arrays(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None) -> Arrays:
-    """What the problem of a request with so many queries and keys has to know of the arrays."""
-    shapes = tuple((x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys)))
-    return Arrays(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", read_threads(num_threads))
+def _problem(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None, rules: Any) -> Problem:
+    """The problem of a request with so many queries and keys."""
+    shapes = [(x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys))]
+    return problem_of(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", num_threads, rules)
 
 
 def _keys_of(x: Array, layout: Layout, request: int) -> Array:
@@ -257,7 +257,7 @@ def _checked(
     """The answers by name; and the problem of one query and key, where the native engine computed them."""
     (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
     layout = _layout(q, k, v, tensors[3:], enable_gqa)
-    problem = problem_of(_arrays(q, k, v, 1, 1, num_threads), rules)
+    problem = _problem(q, k, v, 1, 1, num_threads, rules)
     chosen = engines.get(engines.choose(problem, engine, want).engine)
     whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
     check_room(whole, want, v.shape[-1])
@@ -283,7 +283,7 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
         return [None if x is None else torch.from_numpy(x) for x in arrays]
 
     (a, _), (b, _), (c, _) = (as_array(x.view(dtype), name) for x, name in zip(tensors(q, k, v), _NAMES, strict=True))
-    problem = problem_of(_arrays(a, b, c, 1, 1, None), read)
+    problem = _problem(a, b, c, 1, 1, None, read)
     chosen = engines.get(engines.choose(problem, None, want).engine)
     room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
     kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
@@ -311,8 +311,8 @@ def _one_by_one(
     (q, k, v), first = arrays, 0
     for request, (start, stop) in enumerate(pairwise(layout.starts.tolist())):
         count = int(layout.lengths[request])
-        of = _arrays(q, k, v, stop - start, count, None)
-        one = problem_of(of, rules | {"query_offset": count - (stop - start)})
+        offset = {"query_offset": count - (stop - start)}
+        one = _problem(q, k, v, stop - start, count, None, rules | offset)
         local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
         a, b, c = (x[None].swapaxes(1, 2) for x in local)
         answers = engines.answer(engine, Call(one, a, b, c), want)
