@@ -70,10 +70,7 @@ def wanted(
 
 
 def check_asked(
-    asked: Mapping[str, Any],
-    known: Collection[str] = (),
-    others: Iterable[str] | None = None,
-    of: Matrix = "weights",
+    asked: Mapping[str, Any], known: Collection[str] = (), others: Iterable[str] | None = None, of: Matrix = "weights"
 ) -> dict[str, Any]:
     """Validate what can be checked without a problem: everything but the labels of groups.
 

@@ -21,10 +21,7 @@ from clearhead.errors import DtypeError, RuleError
 
 LABELS = ("query_groups", "key_groups")
 _SPANS = {name: f"spans[{place}]" for place, name in enumerate(RULES["spans"].fields)}
-_INSTEAD = {
-    "scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.",
-    "softcap": "softcap.detach()",
-}
+_INSTEAD = {"scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.", "softcap": "softcap.detach()"}
 _NUMBERS = ("scale", "softcap", "causal", "query_offset")  # the rules that are no tensors, but for the window
 
 

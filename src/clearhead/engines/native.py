@@ -21,14 +21,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.state import State
 from clearhead.core.statistics import ORDERS, Wanted, listed
 from clearhead.core.statistics import STATISTICS as TABLE
-from clearhead.engines.base import (
-    Upstream,
-    in_one_dtype,
-    kinds,
-    room_for_sums,
-    row_kinds,
-    unsupported,
-)
+from clearhead.engines.base import Upstream, in_one_dtype, kinds, room_for_sums, row_kinds, unsupported
 from clearhead.engines.native_calls import RULES as RULES
 from clearhead.engines.native_calls import TYPES, bits, labels, run
 from clearhead.engines.native_calls import described as described
