@@ -50,15 +50,11 @@ def levels() -> list[str]:
     return [] if _native is None else _native.levels().split()
 
 
-def compiled_levels() -> list[str]:
-    """The instruction sets that this build has, fastest first, whatever this processor has."""
-    return [] if _native is None else _native.compiled_levels().split()
-
-
 def absent_levels() -> list[str]:
     """The instruction sets that there are for this kind of processor and that this build lacks."""
-    present = compiled_levels()
-    return [] if _native is None else [name for name in _native.all_levels().split() if name not in present]
+    if _native is None:
+        return []
+    return [name for name in _native.all_levels().split() if name not in _native.compiled_levels().split()]
 
 
 def missing() -> str:
@@ -68,7 +64,8 @@ def missing() -> str:
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
         if not asked:
-            return f"this build has {', '.join(compiled_levels())}, and the processor none of these: {ALL_LEVELS}."
+            present = ", ".join(_native.compiled_levels().split())
+            return f"this build has {present}, and the processor none of these: {ALL_LEVELS}."
         return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
     return ""
 
