@@ -23,7 +23,7 @@ from clearhead.core.statistics import ORDERS, Wanted, listed
 from clearhead.core.statistics import STATISTICS as TABLE
 from clearhead.engines.base import Upstream, in_one_dtype, kinds, room_for_sums, row_kinds, unsupported
 from clearhead.engines.native_calls import RULES as RULES
-from clearhead.engines.native_calls import TYPES, bits, labels, run
+from clearhead.engines.native_calls import TYPES, bits, run
 from clearhead.engines.native_calls import described as described
 from clearhead.engines.native_calls import output as output
 from clearhead.engines.native_calls import step as step
@@ -138,7 +138,8 @@ def ragged(
 def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
     """The column statistics, or all that is wanted of effects, from weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
-    more: dict[str, Any] = labels(want.groups)
+    sides = () if want.groups is None else zip(("query_labels", "key_labels"), want.groups[:2], strict=True)
+    more: dict[str, Any] = {name: np.ascontiguousarray(side, np.int64) for name, side in sides}
     results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
     if want.of == "effects":
         rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}

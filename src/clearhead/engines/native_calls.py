@@ -9,7 +9,6 @@ from clearhead.core import rules
 from clearhead.core.arrays import bfloat16, kernel, statistics_dtype, unrepeated
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Groups
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
@@ -65,7 +64,8 @@ def described(problem: Problem) -> Any:
         if x is not None and axes == WEIGHTS:
             x = x.view(np.uint8) if x.dtype == np.bool_ else bits(x)
         elif x is not None:
-            x = table(x, statistics_dtype(problem.dtype)) if field == "span_table" else np.ascontiguousarray(x)
+            once = unrepeated(x, 2) if field == "span_table" else x  # size 1 along batch and heads that share a table
+            x = np.ascontiguousarray(once, statistics_dtype(problem.dtype) if field == "span_table" else None)
         arrays[field] = x
     scale, (left, right) = problem.one_scale, problem.reach
     arrays["scales"] = np.ascontiguousarray(problem.scale) if scale is None else None
@@ -94,11 +94,6 @@ def described(problem: Problem) -> Any:
     return made
 
 
-def table(x: Array, dtype: np.dtype[Any]) -> Array:
-    """A table of spans with each row contiguous, and size 1 along batch and heads where it is broadcast."""
-    return np.ascontiguousarray(unrepeated(x, 2), dtype)
-
-
 @cache
 def _has_team() -> bool:
     """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
@@ -106,16 +101,6 @@ def _has_team() -> bool:
     if functions is not None:
         kernel.use_team(*functions)
     return functions is not None
-
-
-def labels(groups: Groups | None) -> dict[str, Array]:
-    """The labels of groups for the bindings, by name."""
-    if groups is None:
-        return {}
-    return {
-        "query_labels": np.ascontiguousarray(groups.queries, np.int64),
-        "key_labels": np.ascontiguousarray(groups.keys, np.int64),
-    }
 
 
 def bits(x: Array | None) -> Array | None:

@@ -19,10 +19,10 @@ from clearhead.engines.gpu import columns as column_kernels
 from clearhead.engines.gpu import gradients as gradient_kernels
 from clearhead.engines.gpu import rows as row_kernels
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.arguments import Inputs, TileSizes
 from clearhead.engines.gpu.columns import Columns
 from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.rows import Rows
+from clearhead.engines.gpu.rules import Inputs, TileSizes
 
 Answers = dict[str, torch.Tensor]
 BAND = 64  # labels of keys per launch

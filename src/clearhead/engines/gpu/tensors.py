@@ -12,8 +12,7 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.engines.gpu import labels
-from clearhead.engines.gpu.arguments import Strided, TileSizes
-from clearhead.engines.gpu.rules import RuleArguments
+from clearhead.engines.gpu.rules import RuleArguments, Strided, TileSizes
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
 _WIDTHS = 64, 128, 256  # the most numbers in a row that each entry of sizes.toml is for
