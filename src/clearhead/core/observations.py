@@ -135,10 +135,6 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _count(name: str, value: Any) -> int | None:
-    return None if value is None else whole_number(name, value, 1, hint=f"{name}=8")
-
-
 def _size(name: str, value: Any) -> tuple[int, int] | None:
     hint = f"{name}=(256, 256)"
     if value is None:
@@ -158,7 +154,12 @@ def _two_sides(name: str, value: Any) -> Any:
     return value
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {"flag": _flag, "count": _count, "size": _size, "labels": _two_sides}
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "flag": _flag,
+    "count": lambda name, value: None if value is None else whole_number(name, value, 1, hint=f"{name}=8"),
+    "size": _size,
+    "labels": _two_sides,
+}
 
 
 def read_groups(problem: Problem, value: Any) -> Groups:

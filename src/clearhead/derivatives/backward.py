@@ -142,7 +142,8 @@ def gradients(
         for one in entries:
             _add_entries(call, result, one)
     if sinks is not None:
-        total: Any = _by_sinks(xp, sinks, _state(kept), rows, loss.get("entropy"))
+        shares: Any = sink_weights(xp, sinks, _state(kept))
+        total = xp.where(shares == 0, 0.0, shares * (rows + loss.get("entropy", 0.0))).sum((0, 2))
         result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
     return result
 
@@ -188,13 +189,6 @@ def _row_terms(
     if "diagonal" in by:  # of the whole row, also where the key at its position is among other keys than these
         terms -= by["diagonal"] * answers["diagonal"].astype(np.float64)
     return terms
-
-
-def _by_sinks(xp: Any, sinks: Any, state: State, rows: Any, entropy: Any) -> Any:
-    """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
-    by_logit = rows if entropy is None else rows + entropy
-    weights = sink_weights(xp, sinks, state)
-    return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
 
 
 def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:

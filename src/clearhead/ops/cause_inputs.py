@@ -10,14 +10,15 @@ from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.effects import Kind, read_rest
 from clearhead.core.observations import operand, values_of
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops.lazy_matrix import WeightMatrix
 
-Inputs = tuple[WeightMatrix, Array, Array]  # and v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
+Inputs = tuple[
+    Any, Array, Array
+]  # the AttentionMatrix, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
 
 _BLOCK = 4096  # keys whose projected values are held at a time
 
 
-def contributions(weights: WeightMatrix, v: Any, g: Any, output: Any) -> tuple[Kind, WeightMatrix, Array, Array]:
+def contributions(weights: Any, v: Any, g: Any, output: Any) -> tuple[Kind, Any, Array, Array]:
     """The inputs of contributions along g; of norms where g is None. Raises RuleError where g and W_O are given."""
     if g is None:
         return "norm", *norms(weights, v, output)
@@ -28,7 +29,7 @@ def contributions(weights: WeightMatrix, v: Any, g: Any, output: Any) -> tuple[K
     return "contribution", *along_g(weights, v, g)
 
 
-def cut_effects(weights: WeightMatrix, v: Any, g: Any, rest: Any) -> tuple[Kind, WeightMatrix, Array, Array]:
+def cut_effects(weights: Any, v: Any, g: Any, rest: Any) -> tuple[Kind, Any, Array, Array]:
     """The inputs of cuts; with rest="first" values that are v_0 - v_j, or -v_j where there are learned sinks."""
     weights, values, along = along_g(weights, v, g)
     if read_rest(rest) == "renormalise":
@@ -41,7 +42,7 @@ def cut_effects(weights: WeightMatrix, v: Any, g: Any, rest: Any) -> tuple[Kind,
     return "moved", *_in_one_dtype(weights, to_device_of(shifted, values), along)
 
 
-def along_g(weights: WeightMatrix, v: Any, g: Any) -> Inputs:
+def along_g(weights: Any, v: Any, g: Any) -> Inputs:
     """Validated v and g, in one dtype with q and k."""
     problem = weights.call.problem
     values = values_of(problem, v, problem.kv_heads, problem.heads)
@@ -56,7 +57,7 @@ def along_g(weights: WeightMatrix, v: Any, g: Any) -> Inputs:
     return _in_one_dtype(weights, values, broadcast(along, (*rows, along.shape[-1])))
 
 
-def norms(weights: WeightMatrix, v: Any, output: Any) -> Inputs:
+def norms(weights: Any, v: Any, output: Any) -> Inputs:
     """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
     problem = weights.call.problem
     values = values_of(problem, v, problem.kv_heads, problem.heads)
@@ -67,7 +68,7 @@ def norms(weights: WeightMatrix, v: Any, output: Any) -> Inputs:
     return _in_one_dtype(weights, to_device_of(result, values), to_device_of(ones, values))
 
 
-def _in_one_dtype(weights: WeightMatrix, v: Array, g: Array) -> Inputs:
+def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
     """Convert all to their common dtype: theirs where it is one, else float64 if any is float64, else float32."""
     dtypes = {weights.call.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
@@ -78,7 +79,7 @@ def _in_one_dtype(weights: WeightMatrix, v: Array, g: Array) -> Inputs:
     return weights.with_call(weights.call.astype(dtype), known), v.astype(dtype), g.astype(dtype)
 
 
-def _projection(weights: WeightMatrix, output: Any, d_v: int) -> Array:
+def _projection(weights: Any, output: Any, d_v: int) -> Array:
     """W_O in float64, (heads·d_v, d_model)."""
     projection = on_cpu(as_array(output, "output", weights.call.problem.device)[0])
     if projection.dtype not in FLOATS:

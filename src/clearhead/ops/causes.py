@@ -28,7 +28,7 @@ from clearhead.core.statistics import (
 from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import RuleError
 from clearhead.loading import Shown
-from clearhead.ops.lazy_matrix import LazyMatrix, WeightMatrix
+from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.spans_cut import cut_spans
 
 
@@ -56,7 +56,7 @@ class EffectMatrix(Shown, LazyMatrix):
     )
     instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
 
-    def __init__(self, kind: Kind, weights: WeightMatrix, v: Array, g: Array) -> None:
+    def __init__(self, kind: Kind, weights: Any, v: Array, g: Array) -> None:
         self.kind, self._weights, self._v, self._g = kind, weights, v, g
         self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
 
