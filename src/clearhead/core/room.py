@@ -44,7 +44,8 @@ def array_bytes(shape: Sequence[int], itemsize: int) -> int:
 def free_bytes(device: str = "cpu") -> int:
     """How many bytes this process may still allocate: free memory and swap, within the limits set for it."""
     if device.startswith("cuda"):
-        return _on_gpu(device)
+        cuda = sys.modules["torch"].cuda
+        return int(cuda.mem_get_info(device)[0] + cuda.memory_reserved(device) - cuda.memory_allocated(device))
     if device not in ("cpu", "interpreter"):  # unknown; "meta" takes no memory at all
         return 2**63 - 1  # the most that PyTorch can count
     return max(0, min([_of_system(), *_of_groups(), *_of_process()]))
@@ -89,9 +90,3 @@ def _of_process() -> list[int]:
     except (ImportError, OSError, ValueError, AttributeError):
         return []
     return [] if limit == resource.RLIM_INFINITY else [limit - taken]
-
-
-def _on_gpu(device: str) -> int:
-    torch = sys.modules["torch"]
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -45,17 +45,11 @@ READS = frozenset(  # the results that the backward pass reads; where the larges
     for array in arrays_of(name)
 )  # fmt: skip
 _PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # terms of Upstream, and their statistics
+# Single weights, (batch, heads, count): their queries, their keys, the gradient at the logit of each before the
+# softmax's normalisation is counted, and whether a row sums to 1 and no row term says so: of weights, not of logits
+Entries = tuple[Array, Array, Array, bool]
 LowRank = tuple[Array, Array]  # X and Y, (batch, heads, queries or keys, rank), of a part of dA: dA_ij = X_i·Y_j
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
-
-
-class Entries(NamedTuple):
-    """Single weights, and for each the gradient at its logit before the softmax's normalisation is counted."""
-
-    queries: Array  # (batch, heads, count)
-    keys: Array
-    slopes: Array
-    softmax: bool  # True for weights, whose row sums to 1, where no row term says so; False for logits
 
 
 def check_derivatives(by: Iterable[str]) -> None:
@@ -183,9 +177,9 @@ def _row_terms(
     if low is not None:
         terms -= np.einsum("bhnc,bhnc->bhn", low[0], mixed(low[1]))
     for batch, head in np.ndindex(terms.shape[:2]):
-        for one in entries:
-            if one.softmax:
-                np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
+        for queries, _, slopes, softmax in entries:
+            if softmax:
+                np.subtract.at(terms[batch, head], queries[batch, head], slopes[batch, head])
     if "diagonal" in by:  # of the whole row, also where the key at its position is among other keys than these
         terms -= by["diagonal"] * answers["diagonal"].astype(np.float64)
     return terms
@@ -216,7 +210,7 @@ def _side_by_side(problem: Problem, *sides: Sequence[Array], dtype: Any = np.flo
 
 def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
     """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
-    problem, result = call.problem, []
+    problem, result = call.problem, list[Entries]()
     rows = np.arange(problem.queries)
     if "top_weights" in by:
         keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
@@ -224,7 +218,7 @@ def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mappi
         shape = (*keys.shape[:2], -1)
         there = keys >= 0
         flat = np.where(there, slopes, 0.0).reshape(shape)
-        result.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
+        result.append((queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, True))
     if "diagonal" in by:
         positions = [visibility.positions(problem, batch, slice(0, problem.queries)) for batch in range(problem.batch)]
         keys, rest = np.divmod(np.stack(positions)[:, None] - problem.cols.start, problem.cols.step)
@@ -232,16 +226,16 @@ def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mappi
         there = there & (answers["diagonal"] != 0)  # a row that does not see its own key may have any upstream gradient
         slopes = np.where(there, by["diagonal"] * answers["diagonal"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
-        result.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
+        result.append((np.broadcast_to(rows, slopes.shape), keys, slopes, False))
     if "max_logit" in by:
         keys = engine.rows(call.with_values(None), Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
-        result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
+        result.append((np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, False))
     if "peak" in by:
         queries = _peaks(engine, call, _state(answers))
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
-        result.append(Entries(queries, keys, slopes, softmax=True))
+        result.append((queries, keys, slopes, True))
     return result
 
 
@@ -260,7 +254,7 @@ def _add_entries(call: Call, gradients: dict[str, Array], entries: Entries) -> N
     problem, q, k = call.problem, call.q, call.k
     for batch, head in np.ndindex(q.shape[:2]):
         pair, kv = (batch, head), (batch, problem.kv_head_of(head))
-        rows, cols, slopes = (x[pair] for x in entries[:3])
+        rows, cols, slopes = entries[0][pair], entries[1][pair], entries[2][pair]
         queries, keys = q[pair][rows].astype(np.float64), k[kv][cols].astype(np.float64)
         scale = problem.scale[head]
         by_score = scale * slopes

@@ -69,8 +69,12 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
     keys, columns = _refined([term.key_labels for term in terms])
     tables = _of_one_kind([term.table for term in terms])
     table: Any = 0
-    for one, row, column in zip(tables, rows, columns, strict=True):
-        table = table + _with_zeros(one)[:, :, row[:, None], column]
+    for one, row, column in zip(
+        tables, rows, columns, strict=True
+    ):  # a last row and column of zeros are for the label -1
+        pad = np.pad if (torch := torch_of(one)) is None else torch.nn.functional.pad
+        wide = pad(one, ((0, 0), (0, 0), (0, 1), (0, 1)) if torch is None else (0, 1, 0, 1))
+        table = table + wide[:, :, row[:, None], column]
     return _plain(queries), _plain(keys), _plain_table(table)
 
 
@@ -105,13 +109,6 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     used[codes] = True
     present = np.unravel_index(np.flatnonzero(used), sizes)
     return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in present]
-
-
-def _with_zeros(table: Any) -> Any:
-    """The table with a last row and a last column of zeros, which the label -1 selects."""
-    if (torch := torch_of(table)) is not None:
-        return torch.nn.functional.pad(table, (0, 1, 0, 1))
-    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
 
 
 def _cat(labels: Sequence[Array]) -> Array:

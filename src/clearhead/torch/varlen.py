@@ -117,8 +117,10 @@ def varlen_attn(
         want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
         rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
         problem, results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
-        if call is not None and problem is not None:
-            _remember(call, tensors, problem, results)
+        if call is not None and problem is not None and all(x is None or isinstance(x, Tensor) for x in tensors):
+            if len(_calls) >= _MOST:
+                _calls.pop(next(iter(_calls)))
+            _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
     if asked:
         return Answers(**joined_arrays(results))
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
@@ -320,14 +322,6 @@ def _one_by_one(
             part = slice(first, first + count) if name in _KEYS else slice(start, stop)
             x[part] = answers[name][0].swapaxes(0, 1)
         first += count
-
-
-def _remember(call: Hashable, tensors: Tensors, problem: Problem, results: dict[str, Any]) -> None:
-    """Let such calls be repeated on other tensors of the same kinds, where all are tensors."""
-    if all(x is None or isinstance(x, Tensor) for x in tensors):
-        if len(_calls) >= _MOST:
-            _calls.pop(next(iter(_calls)))
-        _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
 
 
 def _kinds(q: Tensor, k: Tensor, v: Tensor) -> Hashable:

@@ -19,10 +19,8 @@ from clearhead.engines.gpu import columns as column_kernels
 from clearhead.engines.gpu import gradients as gradient_kernels
 from clearhead.engines.gpu import rows as row_kernels
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.columns import Columns
 from clearhead.engines.gpu.gradients import Loss
-from clearhead.engines.gpu.rows import Rows
-from clearhead.engines.gpu.rules import Inputs, TileSizes
+from clearhead.engines.gpu.rules import Inputs, Results, TileSizes
 
 Answers = dict[str, torch.Tensor]
 BAND = 64  # labels of keys per launch
@@ -111,7 +109,7 @@ def _rows(call: Call, want: Wanted) -> Answers:
     if run.heads * problem.queries:  # without keys too: their states are -inf and 0 then
         slots = max(2, next_power_of_2(want.top or 0))
         run.launch(
-            row_kernels.rows, run.strips(problem.queries) * run.heads, want=Rows(**results), count=want.top or 0,
+            row_kernels.rows, run.strips(problem.queries) * run.heads, want=Results(**results), count=want.top or 0,
             TOP=slots,
         )  # fmt: skip
     return results
@@ -122,9 +120,9 @@ def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     results = run.rooms(kinds(problem, want, want.columns(), column_kernels.STATISTICS))
-    per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
+    per_key = {name: tensor for name, tensor in results.items() if name in Results._fields}
     if per_key:
-        _columns(run, state, Columns(**per_key))
+        _columns(run, state, Results(**per_key))
     if "image" in results and results["image"].numel() and not run.empty:
         height, width = results["image"].shape[-2:]
         # a pixel reads whole tiles: small ones where it has few queries and keys
@@ -142,11 +140,11 @@ def weights(call: Call, state: State) -> Array:
     """Every weight of this (small) problem, (batch, heads, queries, keys): exp((logit - m) - l)."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     result = run.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
-    _columns(run, state, Columns(weights=result))
+    _columns(run, state, Results(weights=result))
     return gpu.from_tensor(result, call.q)
 
 
-def _columns(run: Pass, state: State, to: Columns) -> None:
+def _columns(run: Pass, state: State, to: Results) -> None:
     if not run.empty:
         programs = run.strips(run.problem.keys) * run.heads
         run.launch(column_kernels.columns, programs, state=run.states(state), to=to)

@@ -3,8 +3,6 @@
 Online softmax (Milakov & Gimelshein 2018) for a tile of queries.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -13,20 +11,6 @@ from clearhead.engines.gpu.sweeps import over_keys, program_strip
 from clearhead.engines.gpu.tiles import key_block, mixed, product, query_block, store_rows
 
 STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top"))
-
-
-class Rows(NamedTuple):
-    """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
-
-    output: Any = None
-    largest: Any = None
-    log_sum: Any = None
-    max_logit: Any = None
-    entropy: Any = None
-    distance: Any = None
-    diagonal: Any = None
-    top_weights: Any = None
-    top_indices: Any = None
 
 
 @triton.jit

@@ -49,6 +49,23 @@ class TileSizes(NamedTuple):
     STAGES: Any  # in which its loops are pipelined
 
 
+class Results(NamedTuple):
+    """Where results are written: contiguous (batch, heads, …); None where not requested."""
+
+    output: Any = None
+    largest: Any = None  # (batch, heads, queries), as all below but for the last three
+    log_sum: Any = None
+    max_logit: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
+    top_weights: Any = None
+    top_indices: Any = None
+    received: Any = None  # (batch, heads, keys)
+    peak: Any = None
+    weights: Any = None  # (batch, heads, queries, keys)
+
+
 class RuleArguments(NamedTuple):
     """A problem as the kernels read it; None for rules that it does not have."""
 
