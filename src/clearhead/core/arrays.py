@@ -147,13 +147,6 @@ def unrepeated(x: Any, axes: int | None = None) -> Any:
     return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
 
 
-def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array on the device of `like`."""
-    if isinstance(like, DeviceArray):
-        return cast("Array", DeviceArray(like.tensor.new_empty(shape)).astype(dtype))
-    return np.empty(shape, dtype)
-
-
 def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of statistics and of partial sums: float64 for float64, float32 for everything narrower."""
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)

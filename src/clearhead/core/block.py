@@ -88,11 +88,10 @@ def block_of(problem: Problem, place: BlockPlace, q: Any = None, k: Any = None) 
     if positions.size and places.size:
         left = None if left is None or positions.max() - places.min() <= left else left
         right = None if right is None or places.max() - positions.min() <= right else right
-    one = bool((problem.scale == problem.scale[:1]).all())
     there = [None if x is None or x.all() else beside(x, like) for x in there]
     return Block(
         q=q, k=k, positions=beside(positions, like), places=beside(places, like),
-        scale=float(problem.scale[0]) if one and problem.heads else of("scale"), softcap=problem.softcap,
+        scale=of("scale") if problem.one_scale is None else problem.one_scale, softcap=problem.softcap,
         left=left, right=right, queries_there=there[0], keys_there=there[1], **{name: of(name) for name in _RULES},
     )  # fmt: skip
 

@@ -227,18 +227,13 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
             f"v has {v[-2]} keys but k has {k[-2]}: each key needs its value.",
             f"k is {named(k, KEY)} and v is {named(v, VALUE)}.",
         )
-    if len(q) > 2:
-        _check_heads(q, k, v)
-
-
-def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
-    hint = "q is {q}. If yours is (batch, length, heads, d), swap axes 1 and 2."
-    if (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
-        what = "k has {keys} heads but q has {queries}: query heads must be a multiple of key heads."
-        raise ShapeError(what, hint, q=named(q, QUERY), queries=q[-3], keys=k[-3])
-    if v is not None and v[-3] != k[-3]:
-        what = "v has {values} heads but k has {keys}: each key head needs its value head."
-        raise ShapeError(what, hint, q=named(q, QUERY), values=v[-3], keys=k[-3])
+    what = ""
+    if len(q) > 2 and (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
+        what = f"k has {k[-3]} heads but q has {q[-3]}: query heads must be a multiple of key heads."
+    elif len(q) > 2 and v is not None and v[-3] != k[-3]:
+        what = f"v has {v[-3]} heads but k has {k[-3]}: each key head needs its value head."
+    if what:
+        raise ShapeError(what, f"q is {named(q, QUERY)}. If yours is (batch, length, heads, d), swap axes 1 and 2.")
 
 
 def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:

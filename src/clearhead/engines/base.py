@@ -43,10 +43,6 @@ class Upstream:
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
 
-    def astype(self, dtype: np.dtype[np.generic]) -> "Upstream":
-        """The same with the output's gradient in this dtype."""
-        return self if self.output is None else replace(self, output=self.output.astype(dtype, copy=False))
-
 
 class Engine(Protocol):
     """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
@@ -119,7 +115,10 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
         if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
             return pass_(call, *more, **named)
         wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-        rest = [x.astype(wide) if isinstance(x, Upstream) else x for x in more]
+        rest = [
+            replace(x, output=x.output.astype(wide)) if isinstance(x, Upstream) and x.output is not None else x
+            for x in more
+        ]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
         answers = in_wide(call.astype(wide), *rest, **named)
         if "largest" in answers:  # logits have the bits that other passes over q and k compute

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from clearhead.core import room
-from clearhead.core.arrays import as_rule_array, empty, to_device_of
+from clearhead.core.arrays import as_rule_array, to_device_of
 from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.rule_values import read_slice
@@ -113,7 +113,7 @@ class LazyMatrix(NeverStored):
         call = self.call
         ranges, shape, swap = read_index(key, self.shape, transposed=transposed)
         if 0 in shape:
-            tile = empty(call.q, shape, self.dtype)
+            tile = to_device_of(np.empty(shape, self.dtype), call.q)
         else:
             if prod(shape) * 8 > room.SMALL:
                 what, instead = self.words
