@@ -81,8 +81,7 @@ def read_place(name: str, value: Any, size: int) -> int:
     if not is_whole(value):
         raise SelectionError(expected(name, value, "a whole number"))
     if not -size <= value < size:
-        values = {"name": name, "value": shown(value), "last": size - 1}
-        raise SelectionError("{name} {value} is outside 0..{last}." if size else "there is no {name}.", **values)
+        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}." if size else f"there is no {name}.")
     return int(value) % size
 
 
