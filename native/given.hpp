@@ -39,16 +39,6 @@ struct ExchangeApi {
     int (*read)(void* object, nanobind::dlpack::dltensor* tensor);  // borrowed from the object; may be null
 };
 
-// The table of a tensor type; null where it has none that is known here.
-inline const ExchangeApi* exchange_api(PyObject* type) {
-    PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-    void* table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
-    Py_XDECREF(capsule);
-    PyErr_Clear();
-    const auto* api = static_cast<const ExchangeApi*>(table);
-    return api && api->version.major == 1 && api->read ? api : nullptr;
-}
-
 // Does the environment name an engine? Asking os.environ takes longer than PyTorch needs for a short call.
 inline bool engine_named() { return std::getenv("CLEARHEAD_ENGINE") != nullptr; }
 
@@ -157,13 +147,18 @@ class Reader {
     }
 
   private:
+    // The table of a tensor type; null where it has none that is known here.
     static const ExchangeApi* exchange_api_of(PyTypeObject* type) {
         static PyTypeObject* latest = nullptr;  // under the interpreter's lock, as all of this
         static const ExchangeApi* found = nullptr;
-        if (type != latest) {
-            found = exchange_api(reinterpret_cast<PyObject*>(type));
-            latest = type;
-        }
+        if (type == latest) return found;
+        PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+        void* table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
+        Py_XDECREF(capsule);
+        PyErr_Clear();
+        found = static_cast<const ExchangeApi*>(table);
+        if (found && (found->version.major != 1 || !found->read)) found = nullptr;
+        latest = type;
         return found;
     }
 

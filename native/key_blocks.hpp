@@ -84,14 +84,12 @@ template <class M> struct KeyBlocks {
         if (separate_nonfinite) {
             pack_values_of_block(j0, first, last);
             list_nonfinite(first / M::per_cell * M::per_cell - j0, last - j0);
-        } else if (packed_values_start == j0)
+        } else if (packed_values_start == j0 || pairs_in_place)
             return;
-        else if (p.v.runs && (pairs_in_place || job.direct_values)) {
+        else if (p.v.runs && job.direct_values) {
             runs.pitch = p.v.row * bytes_of(p.type);
             for (int64_t j = first / kRun * kRun; j < last; j += kRun) runs.start[(j - j0) / kRun] = all_values.row(j);
-        } else if (pairs_in_place)
-            return;
-        else if (job.direct_values)
+        } else if (job.direct_values)
             values = reinterpret_cast<const Cell*>(all_values.row(j0));
         else if (job.packed) {
             const int64_t head = batch * p.v_heads + all_values.head - job.first_value_head;
@@ -195,7 +193,7 @@ template <class M> struct KeyBlocks {
         const Cell* weights = reinterpret_cast<const Cell*>(strip_weights);
         const bool one_strip = !job.packed && !separate_nonfinite && rows <= kStrip;
         Prefetch beside = one_strip ? prefetch_beside_values(seen.low, seen.high) : Prefetch{};
-        const bool in_pages = p.v.runs && !separate_nonfinite && (job.direct_values || pairs_in_place);
+        const bool in_pages = p.v.runs && !separate_nonfinite && job.direct_values;
         const Runs* pages = in_pages ? &runs : nullptr;
         runs.first = begin * M::per_cell;
         if constexpr (M::per_cell == 2)
@@ -205,7 +203,7 @@ template <class M> struct KeyBlocks {
                 with_rows(row_count, [&]<int R>() {
                     if constexpr (R <= kDirectRows)
                         weighted_rows<M, R, pitch>(weights + begin, numbers, p.v.row, seen.high - key, rescale, out,
-                                                   columns, columns, beside, pages);
+                                                   columns, columns, beside);
                 });
                 return;
             }

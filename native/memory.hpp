@@ -18,13 +18,6 @@ struct Free {
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-// C++17's aligned `operator new` works on every system; std::aligned_alloc is missing on Windows. Throws
-// std::bad_alloc.
-inline Buffer aligned_bytes(int64_t alignment, int64_t bytes) {
-    const auto aligned = std::align_val_t(alignment);
-    return Buffer(static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), aligned)), Free{aligned});
-}
-
 // Memory that a thread keeps from call to call; CALL: a whole call's, else one thread's scratch. While a call uses it,
 // the thread does not have it: a signal's handler may call the kernel again, and gets other memory. A call's is kept
 // unless it is large: the system clears fresh pages, and that takes longer than to pack keys into them.
@@ -41,7 +34,8 @@ template <bool CALL> class KeptMemory {
         data.reset();
         bytes = 0;
         const int64_t page = CALL && wanted >= kHugePage ? kHugePage : 4096, size = (wanted + page - 1) / page * page;
-        data = aligned_bytes(page, size);
+        const auto aligned = std::align_val_t(page);  // std::aligned_alloc is missing on Windows
+        data = Buffer(static_cast<char*>(::operator new(std::size_t(size), aligned)), Free{aligned});
 #if defined(__linux__)
         if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
 #endif

@@ -88,8 +88,7 @@ template <class M> struct RowResults {
     // Computes all spans, one after the other, and writes the results.
     void run() {
         Arena arena = task.arena;
-        SoftmaxState<T> total = SoftmaxState<T>::in(arena, job, columns);
-        SoftmaxState<T> part = SoftmaxState<T>::in(arena, job, columns);
+        SoftmaxState<T> total{arena, job, columns}, part{arena, job, columns};
         const Strip all = strip_of(task.rows, int(count));
         for (;;) {
             total.clear(count);
@@ -109,23 +108,15 @@ template <class M> struct RowResults {
 
 template <class M> int64_t part_bytes(const RowJob& job) {
     Arena arena{nullptr};
-    SoftmaxState<typename M::T>::in(arena, job, job.output ? value_columns<M>(job.problem) : 0);
-    return arena.bytes;
+    return SoftmaxState<typename M::T>{arena, job, job.output ? value_columns<M>(job.problem) : 0}.arena.bytes;
 }
 
-// The state of one span of a job that is split by spans; RowJob::parts holds them until they are merged.
-template <class M> SoftmaxState<typename M::T> part_of(const RowJob& job, int64_t index, int64_t columns) {
-    Arena arena{job.parts + index * part_bytes<M>(job)};
-    return SoftmaxState<typename M::T>::in(arena, job, columns);
-}
+// Where the state of one span of a job that is split by spans lies until it is merged.
+template <class M> Arena part_of(const RowJob& job, int64_t index) { return {job.parts + index * part_bytes<M>(job)}; }
 
-struct TaskPosition {
-    int64_t run, piece;
-};
-
-// The order of the tasks: a few runs at a time, so that their keys and values stay in the caches, and of these the last
-// rows first, since with `causal` they see the most keys.
-CLEARHEAD_INLINE TaskPosition position_of(const RowJob& job, int64_t task, int64_t pieces) {
+// A task's run and its piece of it, in the order of the tasks: a few runs at a time, so that their keys and values stay
+// in the caches, and of these the last rows first, since with `causal` they see the most keys.
+CLEARHEAD_INLINE std::pair<int64_t, int64_t> position_of(const RowJob& job, int64_t task, int64_t pieces) {
     const int64_t together = job.threads, first = task / (together * pieces) * together;
     const int64_t here = min_of(job.wave_runs - first, together), rest = task % (together * pieces);
     return {job.first_run + first + rest % here, pieces - 1 - rest / here};
@@ -138,12 +129,13 @@ template <class M> int64_t row_scratch_bytes(const RowJob& job) {
 // One block of rows, or, in a job that is split, what one span of keys gives to them.
 template <class M> void rows(const RowJob& job, int64_t index, void* scratch) {
     const int64_t block = job.split ? index / job.spans : 0;
-    const TaskPosition place = job.split ? TaskPosition{job.first_run + block / job.blocks, block % job.blocks}
-                                         : position_of(job, index, job.blocks);
-    RowTask<M> task{job, place.run, place.piece, scratch};
+    const auto [run, piece] = job.split ? std::pair{job.first_run + block / job.blocks, block % job.blocks}
+                                        : position_of(job, index, job.blocks);
+    RowTask<M> task{job, run, piece, scratch};
     task.load_queries();
     if (!job.split) return RowResults<M>{task}.run();
-    SoftmaxState<typename M::T> part = part_of<M>(job, index, task.blocks.columns);
+    Arena arena = part_of<M>(job, index);
+    SoftmaxState<typename M::T> part{arena, job, task.blocks.columns};
     part.clear(task.count);
     task.add_span(index % job.spans, part);
 }
@@ -153,10 +145,12 @@ template <class M> void merge(const RowJob& job, int64_t index, void* scratch) {
     task.load_queries();
     RowResults<M> results{task};
     Arena arena = task.arena;
-    SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, results.columns);
+    SoftmaxState<typename M::T> total{arena, job, results.columns};
     total.clear(task.count);
-    for (int64_t span = 0; span < job.spans; ++span)
-        total.merge(part_of<M>(job, index * job.spans + span, results.columns), task);
+    for (int64_t span = 0; span < job.spans; ++span) {
+        Arena part = part_of<M>(job, index * job.spans + span);
+        total.merge({part, job, results.columns}, task);
+    }
     if (results.write(total)) return;
     task.blocks.separate_nonfinite = true;
     results.run();

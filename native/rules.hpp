@@ -102,12 +102,8 @@ template <class T> struct Scale {
     static Scale of(const Problem& p, double scale) {
         const double size = scale < 0 ? -scale : scale;
         const bool stays = size > 1e-30 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes && !p.large_spans;
-        return {stays,
-                stays && scale < 0,
-                T(scale),
-                stays ? T(size) : T(1),
-                stays ? T(size * kLog2e) : T(kLog2e),
-                stays ? T(1 / size) : T(1)};
+        const double logit = stays ? size : 1;
+        return {stays, stays && scale < 0, T(scale), T(logit), T(logit * kLog2e), T(1 / logit)};
     }
 };
 
@@ -139,12 +135,8 @@ template <class T> struct Rules {
         const Visibility visibility =
             low < high ? content_visibility(rows, strip.rows, j0, low, high) : Visibility::none;
         if (visibility == Visibility::none) return {};
-        return {visibility,
-                j0,
-                low,
-                high,
-                int(low - j0) / kPanel<T> * kPanel<T>,
-                int(up_to_multiple(high - j0, kPanel<T>))};
+        const int first = int(low - j0) / kPanel<T> * kPanel<T>, last = int(up_to_multiple(high - j0, kPanel<T>));
+        return {visibility, j0, low, high, first, last};
     }
 
     // What mask, segments and a bias of -infinity allow of keys first … last of the block that starts at j0.

@@ -67,11 +67,15 @@ void cut_into_segments(TileJob& job, const Kernel& kernel) {
 }
 
 bool has_rows(const Problem& p) { return p.batch * p.heads * p.queries > 0; }
+bool has_weights(const Problem& p) { return has_rows(p) && p.keys > 0; }
+
+// The multiply-adds of products with so many numbers for each weight.
+double work_of(const Problem& p, int64_t width) {
+    return double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(width);
+}
 
 // Whether the two products of q with k and of what comes with v are too small to wake another thread for.
-bool is_small(const Problem& p) {
-    return double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
-}
+bool is_small(const Problem& p) { return work_of(p, p.d_k + p.d_v) < kSingleThread; }
 
 // Rows of a task: as many as still leave several tasks for every thread.
 int64_t rows_of_task(const RowJob& job, const Kernel& kernel) {
@@ -174,7 +178,7 @@ double cut_into_tasks(RowJob& job, const Kernel& kernel) {
     job.split = !job.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
     const double bytes = double(p.batch) * double(p.keys) * double(bytes_of(p.type)) *
                          double(p.kv_heads * p.d_k + p.v_heads * p.d_v);  // of keys and values
-    return double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) + kPerByte * bytes;
+    return work_of(p, p.d_k + p.d_v) + kPerByte * bytes;
 }
 
 }  // namespace
@@ -219,14 +223,14 @@ bool observe(std::vector<ColumnJob> jobs, bool (*stop)()) {
         const Problem& p = job.problem;
         const Kernel& kernel = kernel_of(job.problem);
         const int64_t heads = p.batch * p.heads;
-        if (heads * p.queries * p.keys == 0) continue;
+        if (!has_weights(p)) continue;
         job.segment_rows = segment_rows(job.problem, kernel);
         job.key_chunk = 4 * kernel.block_keys;
         while (job.key_chunk > kernel.block_keys && heads * ceil_div(p.keys, job.key_chunk) < 4 * job.threads)
             job.key_chunk /= 2;
         const bool one_task = job.image || job.groups;  // all chunks of a head add to the same sums
         job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
-        work += double(heads) * double(p.queries) * double(p.keys) * double(p.d_k);
+        work += work_of(p, p.d_k);
         phases.push_back({&job, &kernel.columns, one_task ? heads : heads * job.key_chunks});
     }
     return run_phases(phases, work < kSingleThread, stop);
@@ -245,7 +249,7 @@ bool find_effects(EffectJob job, bool (*stop)()) {
     const Problem& p = job.problem;
     const Kernel& kernel = kernel_of(p);
     const int64_t heads = p.batch * p.heads;
-    if (heads * p.queries * p.keys == 0) return true;
+    if (!has_weights(p)) return true;
     cut_into_segments(job, kernel);
     KeptMemory<true> memory;
     if (job.received || job.image_mean || job.groups || job.strongest_count) {
@@ -261,7 +265,7 @@ bool differentiate(GradientJob job, bool (*stop)()) {
     const Problem& p = job.problem;
     const Kernel& kernel = kernel_of(p);
     const int64_t heads = p.batch * p.heads;
-    if (heads * p.queries * p.keys == 0) return true;
+    if (!has_weights(p)) return true;
     const int64_t tiles = ceil_div(p.queries, kernel.tile_rows), blocks = ceil_div(p.keys, kernel.gradient_keys);
     const int64_t units = std::gcd(p.kv_heads, job.v ? p.v_heads : p.kv_heads);
     job.unit_heads = p.heads / units;

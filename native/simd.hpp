@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -70,6 +71,15 @@ template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> constexpr T kInfinity = T(__builtin_huge_val());
 template <class T> constexpr T kLargest = sizeof(T) == 4 ? T(__FLT_MAX__) : T(__DBL_MAX__);
 
+template <class V> constexpr bool kOfFloats = sizeof(V{}[0]) == 4;
+template <class V> using Register = std::conditional_t<kOfFloats<V>, Floats, Doubles>;
+// Returns what an instruction on vectors V answers, as a Result: name_ps for floats, name_pd for doubles.
+#define CLEARHEAD_RETURN(Result, V, name, ...)                \
+    if constexpr (kOfFloats<V>)                               \
+        return (Result)CLEARHEAD_X86(name##_ps)(__VA_ARGS__); \
+    else                                                      \
+        return (Result)CLEARHEAD_X86(name##_pd)(__VA_ARGS__)
+
 template <class T> CLEARHEAD_INLINE Vec<T> load(const T* from) {
     Vec<T> v;
     std::memcpy(&v, from, sizeof v);
@@ -80,10 +90,7 @@ template <class T> CLEARHEAD_INLINE void store(T* to, Vec<T> v) { std::memcpy(to
 
 template <class T> CLEARHEAD_INLINE Vec<T> broadcast(T x) {  // a copy in every lane, bit for bit
 #if defined(__AVX2__)
-    if constexpr (sizeof(T) == 4)
-        return (Vec<T>)CLEARHEAD_X86(set1_ps)(x);
-    else
-        return (Vec<T>)CLEARHEAD_X86(set1_pd)(x);
+    CLEARHEAD_RETURN(Vec<T>, Vec<T>, set1, x);
 #else
     Vec<T> v;
     for (int i = 0; i < kLanes<T>; ++i) v[i] = x;
@@ -97,15 +104,10 @@ template <class T> CLEARHEAD_INLINE Vec<T> lanes() {  // 0, 1, 2, …
     return v;
 }
 
-template <class V> constexpr bool kOfFloats = sizeof(V{}[0]) == 4;
-
 // a·b + c in one rounding where the processor can.
 template <class V> CLEARHEAD_INLINE V fma(V a, V b, V c) {
 #if defined(__FMA__)
-    if constexpr (kOfFloats<V>)
-        return (V)CLEARHEAD_X86(fmadd_ps)((Floats)a, (Floats)b, (Floats)c);
-    else
-        return (V)CLEARHEAD_X86(fmadd_pd)((Doubles)a, (Doubles)b, (Doubles)c);
+    CLEARHEAD_RETURN(V, V, fmadd, (Register<V>)a, (Register<V>)b, (Register<V>)c);
 #elif defined(__aarch64__)
     if constexpr (kOfFloats<V>)
         return (V)vfmaq_f32((Floats)c, (Floats)a, (Floats)b);
@@ -119,10 +121,7 @@ template <class V> CLEARHEAD_INLINE V fma(V a, V b, V c) {
 // The larger; `best` where x is NaN, so that one NaN does not hide the others' maximum.
 template <class V> CLEARHEAD_INLINE V larger(V x, V best) {
 #if defined(__x86_64__)
-    if constexpr (kOfFloats<V>)
-        return (V)CLEARHEAD_X86(max_ps)((Floats)x, (Floats)best);
-    else
-        return (V)CLEARHEAD_X86(max_pd)((Doubles)x, (Doubles)best);
+    CLEARHEAD_RETURN(V, V, max, (Register<V>)x, (Register<V>)best);
 #else
     return x > best ? x : best;
 #endif
@@ -130,18 +129,12 @@ template <class V> CLEARHEAD_INLINE V larger(V x, V best) {
 
 #if defined(__AVX512DQ__)
 template <class T> CLEARHEAD_INLINE Vec<T> above_whole(Vec<T> x) {  // x - ⌊x⌋, 0 for an infinite x
-    if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm512_reduce_ps((Floats)x, 9);
-    else
-        return (Vec<T>)_mm512_reduce_pd((Doubles)x, 9);
+    CLEARHEAD_RETURN(Vec<T>, Vec<T>, reduce, (Register<Vec<T>>)x, 9);
 }
 #else
 template <class T> CLEARHEAD_INLINE Vec<T> rounded_down(Vec<T> x) {
 #if defined(__AVX2__)
-    if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm256_floor_ps((Floats)x);
-    else
-        return (Vec<T>)_mm256_floor_pd((Doubles)x);
+    CLEARHEAD_RETURN(Vec<T>, Vec<T>, floor, (Register<Vec<T>>)x);
 #elif defined(__aarch64__)
     if constexpr (sizeof(T) == 4)
         return (Vec<T>)vrndmq_f32((Floats)x);
@@ -156,10 +149,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> rounded_down(Vec<T> x) {
 // x·2ⁿ for a vector n of whole numbers; AVX-512 rounds n down.
 template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-        return (Vec<T>)_mm512_scalef_ps((__m512)x, (__m512)n);
-    else
-        return (Vec<T>)_mm512_scalef_pd((__m512d)x, (__m512d)n);
+    CLEARHEAD_RETURN(Vec<T>, Vec<T>, scalef, (Register<Vec<T>>)x, (Register<Vec<T>>)n);
 #else  // by two factors, so that results below the normal range are right
     using S = Simd<T>;
     const Vec<T> half = rounded_down<T>(n * T(0.5));
@@ -172,10 +162,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
 
 template <class T> CLEARHEAD_INLINE T sum_of(Vec<T> v) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-        return _mm512_reduce_add_ps((__m512)v);
-    else
-        return _mm512_reduce_add_pd((__m512d)v);
+    CLEARHEAD_RETURN(T, Vec<T>, reduce_add, (Register<Vec<T>>)v);
 #else
     T total = v[0];
     for (int i = 1; i < kLanes<T>; ++i) total += v[i];
@@ -185,10 +172,7 @@ template <class T> CLEARHEAD_INLINE T sum_of(Vec<T> v) {
 
 template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-        return _mm512_reduce_max_ps((__m512)v);
-    else
-        return _mm512_reduce_max_pd((__m512d)v);
+    CLEARHEAD_RETURN(T, Vec<T>, reduce_max, (Register<Vec<T>>)v);
 #else
     T best = v[0];
     for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
@@ -214,10 +198,7 @@ template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T threshold) 
     else
         return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(threshold), _CMP_GT_OQ);
 #elif defined(__x86_64__)
-    if constexpr (sizeof(T) == 4)
-        return uint32_t(CLEARHEAD_X86(movemask_ps)((Floats)(x > broadcast<T>(threshold))));
-    else
-        return uint32_t(CLEARHEAD_X86(movemask_pd)((Doubles)(x > broadcast<T>(threshold))));
+    CLEARHEAD_RETURN(uint32_t, Vec<T>, movemask, (Register<Vec<T>>)(x > broadcast<T>(threshold)));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > threshold) << i;

@@ -36,21 +36,13 @@ template <class T> struct RowState {
 };
 
 template <class T> struct SoftmaxState {
-    int64_t columns, k;
-    RowState<T>* rows;
-    T* top;             // (rows, k): the largest scores, falling
-    int64_t* top_keys;  // (rows, k): their keys
-    T* output;          // (rows, columns): Σ weights · values
-
-    static SoftmaxState in(Arena& arena, const RowJob& job, int64_t columns) {
-        const int64_t n = job.block_rows, k = job.top;
-        return {columns,
-                k,
-                arena.take<RowState<T>>(n),
-                arena.take<T>(n * k),
-                arena.take<int64_t>(n * k),
-                arena.take<T>((n + kStrip) * columns)};
-    }
+    Arena& arena;
+    const RowJob& job;
+    int64_t columns, k = job.top;
+    RowState<T>* rows = arena.take<RowState<T>>(job.block_rows);
+    T* top = arena.take<T>(job.block_rows * k);                      // (rows, k): the largest scores, falling
+    int64_t* top_keys = arena.take<int64_t>(job.block_rows * k);     // (rows, k): their keys
+    T* output = arena.take<T>((job.block_rows + kStrip) * columns);  // (rows, columns): Σ weights · values
 
     // The state of n rows before any key.
     void clear(int64_t n) {

@@ -24,6 +24,15 @@ inline void pause() {
 #endif
 }
 
+// Waits until `ready()`, soon by spinning.
+template <class Ready> void wait_until(Ready ready) {
+    for (int i = 0; !ready(); ++i)
+        if (i < kSpins)
+            pause();
+        else
+            std::this_thread::yield();
+}
+
 struct Round {  // one call's tasks
     const Tasks& tasks;
     std::atomic<int64_t> next{0};
@@ -97,12 +106,7 @@ struct Pool {
             std::lock_guard<std::mutex> held(lock);
             round = nullptr;
         }
-        for (int i = 0; active.load(std::memory_order_acquire); ++i) {
-            if (i < kSpins)
-                pause();
-            else
-                std::this_thread::yield();
-        }
+        wait_until([this] { return active.load(std::memory_order_acquire) == 0; });
     }
 };
 
@@ -166,12 +170,7 @@ bool share_with_pool(Round& round, int helpers) {
 }  // namespace
 
 Turn::Turn(int32_t* turn, int64_t number) : turn(turn), number(int32_t(number)) {
-    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != this->number; ++i) {
-        if (i < kSpins)
-            pause();
-        else
-            std::this_thread::yield();
-    }
+    wait_until([this] { return __atomic_load_n(this->turn, __ATOMIC_ACQUIRE) == this->number; });
 }
 
 void use_team(void (*parallel)(void (*)(void*), void*, unsigned, unsigned), int (*size)()) {

@@ -125,8 +125,8 @@ struct Runs {
     const char* start[kBlock / kRun];
     int64_t first, pitch;  // bytes to the next row
 
-    template <class Number> CLEARHEAD_INLINE_MEMBER const Number* row(int64_t k) const {
-        return reinterpret_cast<const Number*>(start[(first + k) / kRun] + (first + k) % kRun * pitch);
+    template <class Cell> CLEARHEAD_INLINE_MEMBER const Cell* row(int64_t k) const {
+        return reinterpret_cast<const Cell*>(start[(first + k) / kRun] + (first + k) % kRun * pitch);
     }
 };
 
@@ -138,11 +138,10 @@ template <class M> CLEARHEAD_INLINE bool in_tiles() { return kHasTiles && M::per
 #if defined(__AMX_BF16__)
 // As score_panels and multiply_panels below. The strip's rows are laid out one after another first.
 template <int R> __attribute__((noinline)) void tile_panels(const float* strip, const float* panels, int64_t depth,
-                                                            int first, int last, float* products, bool add,
-                                                            Prefetch* prefetch) {
+                                                            int first, int last, float* products, Prefetch* prefetch) {
     constexpr int64_t most = 8, wide = kPanel<float>, pitch = kPitch<float>;  // most: chunks at a time
     alignas(64) float rows[most][R][kTileCells];
-    for (int r = 0; depth == 0 && !add && r < R; ++r)
+    for (int r = 0; depth == 0 && r < R; ++r)
         for (int64_t j = first * wide; j < last * wide; ++j) products[r * pitch + j] = 0;
     for (int64_t k = 0, cells, chunks; k < depth; k += chunks * cells) {
         cells = depth - k < kTileCells ? depth - k : kTileCells;
@@ -160,9 +159,9 @@ template <int R> __attribute__((noinline)) void tile_panels(const float* strip, 
             for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();  // to the second-level cache
             product.right = panels + (p * depth + k) * wide;
             if (p + 1 < last)
-                product.operator()<4>(products + p * wide, pitch, add || k);
+                product.operator()<4>(products + p * wide, pitch, k > 0);
             else
-                product.operator()<2>(products + p * wide, pitch, add || k);
+                product.operator()<2>(products + p * wide, pitch, k > 0);
         }
     }
     _tile_release();
@@ -248,35 +247,32 @@ template <class M, int R> __attribute__((noinline)) void score_panels(const type
     using T = typename M::T;
 #if defined(__AMX_BF16__)
     if constexpr (M::per_cell == 2)
-        if (in_tiles<M>()) return tile_panels<R>(queries, panels, depth, first, last, scores, false, prefetch);
+        if (in_tiles<M>()) return tile_panels<R>(queries, panels, depth, first, last, scores, prefetch);
 #endif
     // A tile with few rows has more vectors, so that enough chains run at the same time; all sums fit the registers.
     constexpr int vectors = kRegisters < 32 || R > 2 ? 2 : 8 / R;
     constexpr int tile_rows = R * 4 + 3 <= kRegisters ? R : R / 2;
     static_assert(R % tile_rows == 0 && tile_rows * vectors * 2 <= kRegisters);
     int p = first;
-    for (; p + vectors / 2 <= last; p += vectors / 2)
-        for (int r = 0; r < R; r += tile_rows)
-            score_tile<M, tile_rows, vectors>(queries + r, panels + p * depth * kPanel<T>, depth,
-                                              scores + r * kPitch<T> + p * kPanel<T>, prefetch);
-    for (; p < last; ++p)
-        for (int r = 0; r < R; r += tile_rows)
-            score_tile<M, tile_rows, 2>(queries + r, panels + p * depth * kPanel<T>, depth,
-                                        scores + r * kPitch<T> + p * kPanel<T>, prefetch);
+    const auto score = [&]<int C>() {
+        for (; p + C / 2 <= last; p += C / 2)
+            for (int r = 0; r < R; r += tile_rows)
+                score_tile<M, tile_rows, C>(queries + r, panels + p * depth * kPanel<T>, depth,
+                                            scores + r * kPitch<T> + p * kPanel<T>, prefetch);
+    };
+    score.template operator()<vectors>(), score.template operator()<2>();
 }
 
 // products[r·kPitch + j] = row_r · key_j for the keys j of panels first … last; the rows are a strip (depth, kStrip).
-// With `add`, it is added to what is there.
 // It sums kDepthChunk cells of the depth at a time, since one long chain of additions is less accurate. It is faster
 // than score_panels, but the scores need that one's order of additions, which the log-sum-exp was computed with.
 template <class M, int R> __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip,
                                                                          const typename M::Cell* panels, int64_t depth,
-                                                                         int first, int last, typename M::T* products,
-                                                                         bool add = false) {
+                                                                         int first, int last, typename M::T* products) {
     using T = typename M::T;
 #if defined(__AMX_BF16__)
     if constexpr (M::per_cell == 2)
-        if (in_tiles<M>()) return tile_panels<R>(strip, panels, depth, first, last, products, add, nullptr);
+        if (in_tiles<M>()) return tile_panels<R>(strip, panels, depth, first, last, products, nullptr);
 #endif
     for (int p = first; p < last; ++p) {
         const typename M::Cell* panel = panels + p * depth * kPanel<T>;
@@ -289,7 +285,7 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
 #pragma GCC unroll 2
                 for (int c = 0; c < 2; ++c) {
                     T* to = products + r * kPitch<T> + p * kPanel<T> + c * kLanes<T>;
-                    store(to, k || add ? load(to) + sum[r][c] : sum[r][c]);
+                    store(to, k ? load(to) + sum[r][c] : sum[r][c]);
                 }
         }
     }
@@ -363,13 +359,12 @@ template <class T> CLEARHEAD_INLINE void pairs_of(const uint16_t* a, const uint1
 template <class M, int R, int C, int64_t ROW>
 CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
                                          int64_t count, const typename M::T* rescale, typename M::T* out,
-                                         int64_t out_pitch, Prefetch& prefetch, const Runs* runs, int64_t column) {
+                                         int64_t out_pitch, Prefetch& prefetch) {
     using T = typename M::T;
     static const uint16_t zeros[C * kLanes<T>] = {};
     Vec<T> sum[R][C] = {};
     for (int64_t j = 0; j < count; j += 2, values += 2 * pitch) {
         if (j / 2 % kDepthChunk == 0) prefetch.issue<2>();
-        if (runs && (j == 0 || (runs->first + j) % kRun == 0)) values = runs->row<uint16_t>(j) + column;
         const uint16_t* second = j + 1 < count ? values + pitch : zeros;
         Vec<T> right[C];
 #pragma GCC unroll 4
@@ -395,14 +390,13 @@ CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const 
 template <class M, int R, int64_t ROW>
 __attribute__((noinline)) void weighted_rows(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
                                              int64_t count, const typename M::T* rescale, typename M::T* out,
-                                             int64_t out_pitch, int64_t columns, Prefetch& prefetch, const Runs* runs) {
+                                             int64_t out_pitch, int64_t columns, Prefetch& prefetch) {
     using T = typename M::T;
     constexpr int wide = R <= 2 ? 8 : R <= 6 ? 4 : 2;
     int64_t c = 0;
     const auto add = [&]<int C>() {
         for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
-            weighted_rows_tile<M, R, C, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch,
-                                             runs, c);
+            weighted_rows_tile<M, R, C, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
     };
     add.template operator()<wide>(), add.template operator()<2>();
 }

@@ -91,7 +91,7 @@ def test_an_engine_without_gradients_is_passed_over_or_refuses(monkeypatch: pyte
         pytest.skip("there is no other engine here")
     ch.attention(q, q, q).sum().backward()
     assert q.grad is not None
-    with pytest.raises(EngineError, match=f"^the {first} engine has no gradients"):
+    with pytest.raises(EngineError, match=f"the {first} engine has no gradients"):
         ch.attention(q, q, q, engine=first).sum().backward()
 
 

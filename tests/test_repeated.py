@@ -20,7 +20,7 @@ import clearhead.torch
 import seeds
 from clearhead.core import call
 from clearhead.core.statistics import Wanted
-from clearhead.engines import native, native_calls
+from clearhead.engines import native
 from clearhead.errors import ClearheadError, RuleError
 from seeds import fresh
 
@@ -310,8 +310,8 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    kernel = Counting(native_calls.kernel)
-    monkeypatch.setattr(native_calls, "kernel", kernel)
+    kernel = Counting(native.kernel)
+    monkeypatch.setattr(native, "kernel", kernel)
     return kernel
 
 

@@ -22,7 +22,7 @@ import transformers
 import clearhead as ch
 import clearhead.vllm
 from clearhead.errors import EngineError, RuleError, UnknownNameError
-from clearhead.vllm import export, records
+from clearhead.vllm import records
 from standin import CommonAttentionMetadata, CPUWorker, a_config, vllm
 
 HEADS, KV_HEADS, D, LAYERS = 4, 2, 16, 3
@@ -200,7 +200,7 @@ def test_means_go_to_opentelemetry_and_prometheus(
     monkeypatch.setitem(sys.modules, "opentelemetry", SimpleNamespace(trace=trace))
     kept = lambda name, *_, **more: SimpleNamespace(observe=lambda value: observed.append((name, value)))  # noqa: E731
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Histogram=kept))
-    export._histogram.cache_clear()
+    records._histogram.cache_clear()
     served, tokens = Served(), []
     for step in range(3):
         served.step({"a-1234abcd": {"clearhead": ALL}}, **{"a-1234abcd": [24, 1][step > 0]})

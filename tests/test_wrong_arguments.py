@@ -172,7 +172,7 @@ def test_the_native_binding_refuses_mismatched_shapes(sizes: list[tuple[int, int
     dtype = data.draw(st.sampled_from((np.float32, np.float64, np.uint8, ml_dtypes.bfloat16)))
     q, k, v, output, rows = (np.ones(shape, dtype if i == 2 else np.float32) for i, shape in enumerate(shapes))
     try:
-        native._native.rows(1, rules, q, k, v, {"output": output, "largest": rows, "log_sum": rows})
+        native.kernel.rows(1, rules, q, k, v, {"output": output, "largest": rows, "log_sum": rows})
     except (ValueError, TypeError):
         return
     assert shapes[:2] == right[:2]

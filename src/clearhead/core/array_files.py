@@ -18,7 +18,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.files import object_of, read_bytes
 from clearhead.core.room import check_room_for_file
-from clearhead.errors import FileError, Sentence
+from clearhead.errors import FileError
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16,
@@ -40,10 +40,7 @@ def npz(path: Path) -> dict[str, Array]:
     data = read_bytes(path)
     if data.startswith(_MAGIC):
         raise FileError(
-            "{path} is a .npy file: one array without a name.",
-            'np.savez("{stem}.npz", q=q, k=k, v=v)',
-            path=path,
-            stem=path.stem,
+            f"{path} is a .npy file: one array without a name.", f'np.savez("{path.stem}.npz", q=q, k=k, v=v)'
         )
     try:
         with ZipFile(BytesIO(data)) as stored:
@@ -53,7 +50,7 @@ def npz(path: Path) -> dict[str, Array]:
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name in arrays:
-                    raise FileError("{file} gives {name!r} twice.", file=path, name=name)
+                    raise FileError(f"{path} gives {name!r} twice.")
                 with stored.open(entry) as file:
                     arrays[name] = _npy(f"{path}: {name!r}", file, entry.file_size)
             return arrays
@@ -61,7 +58,7 @@ def npz(path: Path) -> dict[str, Array]:
         raise
     except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
         reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
-        raise FileError("{path} is not a readable .npz file: {reason}.", path=path, reason=reason) from None
+        raise FileError(f"{path} is not a readable .npz file: {reason}.") from None
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -143,15 +140,13 @@ def _part(path: object, name: str, entry: Any) -> Entry:
             if all(type(number) is int and 0 <= number < 2**63 for number in numbers) and start <= stop:
                 known = DTYPES.get(dtype)
                 if known is not None and (len(shape) > 64 or prod(shape) * known.itemsize != stop - start):
-                    values = {"name": name, "size": stop - start, "dtype": dtype, "shape": shape}
-                    raise _cut(path, "`{name}` has {size} bytes, which {dtype} of shape {shape} has not.", **values)
+                    raise _cut(path, f"`{name}` has {stop - start} bytes, which {dtype} of shape {shape} has not.")
                 return Entry(start, stop, dtype, known, shape)
-    raise _cut(path, "`{name}` has no dtype, shape and data_offsets.", name=name)
+    raise _cut(path, f"`{name}` has no dtype, shape and data_offsets.")
 
 
-def _cut(path: object, why: str, **words: object) -> FileError:
-    values = {"path": path, "reason": Sentence(why, **words)}
-    return FileError("{path} is not a whole safetensors file: {reason}", "was the download or copy cut off?", **values)
+def _cut(path: object, why: str) -> FileError:
+    return FileError(f"{path} is not a whole safetensors file: {why}", "was the download or copy cut off?")
 
 
 def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
@@ -159,11 +154,9 @@ def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
     claimed = sum(entry.file_size for entry in entries)
     times, large = _BOMB
     if claimed > large and claimed > times * stored:
-        values = {"path": path, "stored": stored / 1e6, "claimed": claimed / 1e9}
         raise FileError(
-            "{path} has {stored:.1f} MB and would become {claimed:,.1f} GB: it is not read.",
+            f"{path} has {stored / 1e6:.1f} MB and would become {claimed / 1e9:,.1f} GB: it is not read.",
             "np.savez, which does not compress, writes what is really that large.",
-            **values,
         )
     check_room_for_file(path, 2 * claimed, "its arrays")
 
@@ -171,19 +164,17 @@ def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
 def _npy(name: str, file: Any, size: int) -> Array:
     """One array; raises unless its header describes exactly the bytes that follow."""
     if not file.peek(6).startswith(_MAGIC):
-        raise FileError("{name} is no array.", "np.savez writes arrays only.", name=name)
+        raise FileError(f"{name} is no array.", "np.savez writes arrays only.")
     version = read_magic(file)
     readers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
     if version not in readers:
-        values = {"name": name, "major": version[0], "minor": version[1]}
-        raise FileError("{name} has a header of version {major}.{minor}: expected plain numbers.", **values)
+        raise FileError(f"{name} has a header of version {version[0]}.{version[1]}: expected plain numbers.")
     shape, fortran, dtype = readers[version](file)
     if dtype.hasobject:
-        raise FileError("{name} holds pickled Python objects, which can run code: expected numbers.", name=name)
+        raise FileError(f"{name} holds pickled Python objects, which can run code: expected numbers.")
     count, rest = prod(shape), size - file.tell()
     if min(shape, default=0) < 0 or len(shape) > 64 or not dtype.itemsize or count * dtype.itemsize != rest:
-        values = {"name": name, "shape": shape, "dtype": dtype, "rest": rest}
-        raise FileError("{name} claims shape {shape} of {dtype}, but has {rest} bytes.", **values)
+        raise FileError(f"{name} claims shape {shape} of {dtype}, but has {rest} bytes.")
     array = np.frombuffer(bytearray(file.read(rest)), dtype, count) if rest else np.empty(0, dtype)
     return _flags(array.reshape(shape, order="F" if fortran else "C"))
 

@@ -12,11 +12,12 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.torch_state import carries_tangent, has_dual_level, plain, transforms, unwrapped
 from clearhead.errors import DerivativeError, DtypeError
 
-_native: Any  # None where it cannot be imported; engines/native.py says why
+kernel: Any  # None where it cannot be imported
+import_error = ""
 try:
-    from clearhead import _native  # type: ignore[no-redef]
-except ImportError:
-    _native = None
+    from clearhead import _native as kernel  # type: ignore[no-redef]
+except ImportError as error:
+    kernel, import_error = None, str(error)
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.float16))
 
@@ -34,9 +35,8 @@ def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Resto
     """
     array, restore = _adopt(x, name)
     if device is not None and device_of(array) != device:
-        values = {"name": name, "other": device_of(array), "device": device}
         raise DtypeError(
-            "{name} is on device {other} but q is on device {device}.", "{name}.to({device!r}) moves it.", **values
+            f"{name} is on device {device_of(array)} but q is on device {device}.", f"{name}.to({device!r}) moves it."
         )
     return array, restore
 
@@ -51,9 +51,8 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return cast("Array", x), same
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(
-            "{name} is a masked array, and a mask of its own is not read here.",
-            "{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
-            name=name,
+            f"{name} is a masked array, and a mask of its own is not read here.",
+            f"{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
         )
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray), same
@@ -63,18 +62,15 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
     if tracer is not None and isinstance(x, tracer):
         raise DtypeError(
-            "{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
+            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
             "Call it outside of the transformed function, on plain arrays.",
-            name=name,
         )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
     raise DtypeError(
-        "{name} is a {type}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
-        "np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
-        name=name,
-        type=type(x).__name__,
+        f"{name} is a {type(x).__name__}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
+        f"np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
     )
 
 
@@ -86,8 +82,8 @@ def torch_of(x: Any) -> Any:
 
 def autocast(x: Any) -> Any:
     """Cast as PyTorch's own attention does under autocast: float32 and narrower become autocast's dtype."""
-    torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+    torch = torch_of(x)
+    if torch is None or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     device = x.device.type
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -103,10 +99,9 @@ def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
         try:
             return np.asarray(x)
         except ValueError:
-            raise DtypeError("{name} is a ragged list: its rows differ in length.", name=name) from None
+            raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
         except Exception as error:  # a stranger's member may raise anything
-            values = {"name": name, "kind": type(x).__name__, "error": str(error)}
-            raise DtypeError("{name} is a {kind} whose members are no numbers: {error}", **values) from None
+            raise DtypeError(f"{name} is a {type(x).__name__} whose members are no numbers: {error}") from None
     array = as_array(x, name)[0]
     return array if device_of(array) == device else on_cpu(array)
 
@@ -152,13 +147,6 @@ def unrepeated(x: Any, axes: int | None = None) -> Any:
     return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
 
 
-def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array on the device of `like`."""
-    if isinstance(like, DeviceArray):
-        return cast("Array", DeviceArray(like.tensor.new_empty(shape)).astype(dtype))
-    return np.empty(shape, dtype)
-
-
 def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of statistics and of partial sums: float64 for float64, float32 for everything narrower."""
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
@@ -174,67 +162,33 @@ def check_tensor(x: Any, name: str) -> None:
     if torch.compiler.is_compiling():
         return
     usual = type(x) in (torch.Tensor, torch.nn.Parameter)
-    if not usual and not isinstance(x, torch.Tensor):
-        raise DtypeError(
-            "{name} is a {kind}: expected a PyTorch tensor.",
-            "torch.as_tensor({name})",
-            name=name,
-            kind=type(x).__name__,
-        )
-    if torch.jit.is_tracing():
-        raise DtypeError(
-            "torch.jit.trace would record what comes of {name} as a constant.",
-            "torch.export.export records attention as an operator, and so does torch.compile.",
-            name=name,
-        )
-    if torch.nn.parameter.is_lazy(x):
-        raise DtypeError(
-            "{name} is a parameter that has no shape yet: expected a tensor of numbers.",
-            "a lazy module makes its parameters when it first runs.",
-            name=name,
-        )
-    if x.is_quantized:
-        raise DtypeError("{name} is quantised: expected a float dtype.", "{name}.dequantize()", name=name)
-    if x.is_nested:
-        raise DtypeError(
-            "{name} is a nested tensor: expected a dense one.",
-            "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and give "
-            "query_segments and kv_segments.",
-            name=name,
-        )
-    if x.layout != torch.strided:
-        raise DtypeError(
-            "{name} has layout {layout}: expected a dense tensor.",
-            "{name}.to_dense() makes one.",
-            name=name,
-            layout=x.layout,
-        )
-    if usual:
+    if usual and x.layout == torch.strided and not (x.is_quantized or x.is_nested or torch.jit.is_tracing()):
         return
-    kinds = {"DTensor": "torch.distributed.tensor", "MaskedTensor": "torch.masked"}
-    kind = next((one for one, home in kinds.items() if isinstance(x, getattr(sys.modules.get(home), one, ()))), "")
-    if kind == "DTensor":
-        raise DtypeError(
-            "{name} is a DTensor: expected a plain tensor.",
-            "where q is one too, attention and A.observe take DTensors; {name}.full_tensor() is the whole.",
-            name=name,
-        )
-    if kind == "MaskedTensor":
-        raise DtypeError(
-            "{name} is a masked tensor, and a mask of its own is not read here.",
-            "{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend.",
-            name=name,
-        )
-
-
-def no_forward_mode(name: str) -> DerivativeError:
-    """The error for a tensor that carries a tangent of forward-mode differentiation."""
-    return DerivativeError(
-        "{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no forward-mode "
-        "derivative.",
-        "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
-        name=name,
-    )
+    what, hint = "", ""
+    if not isinstance(x, torch.Tensor):
+        what, hint = f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})"
+    elif torch.jit.is_tracing():
+        what = f"torch.jit.trace would record what comes of {name} as a constant."
+        hint = "torch.export.export records attention as an operator, and so does torch.compile."
+    elif torch.nn.parameter.is_lazy(x):
+        what = f"{name} is a parameter that has no shape yet: expected a tensor of numbers."
+        hint = "a lazy module makes its parameters when it first runs."
+    elif x.is_quantized:
+        what, hint = f"{name} is quantised: expected a float dtype.", f"{name}.dequantize()"
+    elif x.is_nested:
+        what = f"{name} is a nested tensor: expected a dense one."
+        hint = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and "
+        hint += "give query_segments and kv_segments."
+    elif x.layout != torch.strided:
+        what, hint = f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one."
+    elif isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())):
+        what = f"{name} is a DTensor: expected a plain tensor."
+        hint = f"where q is one too, attention and A.observe take DTensors; {name}.full_tensor() is the whole."
+    elif isinstance(x, getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())):
+        what = f"{name} is a masked tensor, and a mask of its own is not read here."
+        hint = f"{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend."
+    if what:
+        raise DtypeError(what, hint)
 
 
 def same(array: Array) -> Array:
@@ -249,9 +203,9 @@ def key_of(q: Any, k: Any, v: Any) -> Hashable:
         if v is None:
             return q.shape, k.shape, q.dtype, k.dtype
         return (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype) if type(v) is kind else None
-    if _native is None or kind is np.ndarray or not plain(q, k, k if v is None else v):
+    if kernel is None or kind is np.ndarray or not plain(q, k, k if v is None else v):
         return None
-    key = _native.signature(q, k, k if v is None else v)
+    key = kernel.signature(q, k, k if v is None else v)
     return key if v is not None or key is None else (key, None)
 
 
@@ -269,41 +223,34 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
     transformed = transforms()
     if has_dual_level() and not transformed and carries_tangent(x):
-        raise no_forward_mode(name)
+        raise DerivativeError(
+            f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no "
+            "forward-mode derivative.",
+            "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
+        )
     if transformed and unwrapped(x) is not x:
         raise DtypeError(
-            "{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
+            f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
-            name=name,
         )
     if x.device.type == "meta":
-        raise DtypeError(
-            "{name} is on device {device}: no engine here runs there.",
-            "{name}.cpu() moves it.",
-            name=name,
-            device=x.device,
-        )
+        raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
     if x.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
-            "{name} requires grad, and nothing here keeps a graph for it.",
-            "{name}.detach(), or `with torch.no_grad():` around the call.",
-            name=name,
+            f"{name} requires grad, and nothing here keeps a graph for it.",
+            f"{name}.detach(), or `with torch.no_grad():` around the call.",
         )
     try:
         return cast("Array", DeviceArray(x.detach())) if x.device.type != "cpu" else _read(torch, x.detach())
     except TypeError:
-        raise DtypeError(
-            "{name} is {dtype}, which NumPy does not have.", "{name}.float() converts it.", name=name, dtype=x.dtype
-        ) from None
+        raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
     except RuntimeError as error:  # a tensor subclass
         if "Batching rule" in str(error):  # nothing else tells these tensors from others
             raise DtypeError(
-                "{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
+                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
                 "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
-                name=name,
             ) from None
-        values = {"name": name, "kind": type(x).__name__, "error": str(error)}
-        raise DtypeError("{name} is a {kind} whose numbers cannot be read: {error}", **values) from None
+        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
 
 
 def _read(torch: Any, x: Any) -> Array:
@@ -329,6 +276,4 @@ def _from_dlpack(x: Any, name: str) -> Array:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if hasattr(x, "__array__"):  # bfloat16, which NumPy's own DLPack reader does not know
             return np.asarray(x)
-        raise DtypeError(
-            "{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?", name=name, error=error
-        ) from None
+        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?") from None

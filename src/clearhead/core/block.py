@@ -1,13 +1,14 @@
 """What the definition reads of one block of rows: its arrays, which broadcast against its matrix of weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.axes import Array
+from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.namespace import beside
 from clearhead.core.problem import Problem
+from clearhead.core.rules import FIELDS
 
 
 class BlockPlace(NamedTuple):
@@ -59,28 +60,22 @@ class Block:
         return self.places - self.positions
 
 
+_RULES = [one.name for one in fields(Block) if one.name in FIELDS and one.name not in ("scale", "softcap")]
+
+
 def block_of(problem: Problem, place: BlockPlace, q: Any = None, k: Any = None) -> Block:
     """A block of a problem, of the kind of array that q is: NumPy's where there is no q.
 
     q and k, of this block, (batch, heads, rows, d_k) and (batch, kv_heads, keys, d_k), are in the dtype of sums.
     """
-    batches, heads, rows, keys = place
-    like = np.zeros(0) if q is None else q
+    like, at = np.zeros(0) if q is None else q, dict(zip(WEIGHTS, place, strict=True))
+    batches, _, rows, keys = place
 
-    def each(x: Array | None, *index: Any) -> Any:
+    def of(name: str) -> Any:
+        x, axes = getattr(problem, name), FIELDS[name]
+        along = axes if len(axes) == 4 else WEIGHTS[WEIGHTS.index(axes[0]) :]
+        index = tuple(at.get(axis, slice(None)) if axis in axes else None for axis in along)
         return None if x is None else beside(x[index], like)
-
-    def of_rows(x: Array | None) -> Any:
-        return each(x, batches, None, rows, None)
-
-    def of_keys(x: Array | None) -> Any:
-        return each(x, batches, None, None, keys)
-
-    def of_pairs(x: Array | None) -> Any:
-        return each(x, *place)
-
-    def of_heads(x: Array | None) -> Any:
-        return each(x, heads, None, None)
 
     queries, places = _indices(problem.rows[rows])[:, None], _indices(problem.cols[keys])
     offset, *lengths = (
@@ -93,16 +88,11 @@ def block_of(problem: Problem, place: BlockPlace, q: Any = None, k: Any = None) 
     if positions.size and places.size:
         left = None if left is None or positions.max() - places.min() <= left else left
         right = None if right is None or places.max() - positions.min() <= right else right
-    one = bool((problem.scale == problem.scale[:1]).all())
+    there = [None if x is None or x.all() else beside(x, like) for x in there]
     return Block(
         q=q, k=k, positions=beside(positions, like), places=beside(places, like),
-        scale=float(problem.scale[0]) if one and problem.heads else of_heads(problem.scale), softcap=problem.softcap,
-        bias=of_pairs(problem.bias), alibi_slopes=of_heads(problem.alibi_slopes), sinks=of_heads(problem.sinks),
-        query_spans=of_rows(problem.query_spans), key_spans=of_keys(problem.key_spans),
-        span_table=each(problem.span_table, batches, heads), left=left, right=right, mask=of_pairs(problem.mask),
-        queries_there=None if there[0] is None or there[0].all() else beside(there[0], like),
-        keys_there=None if there[1] is None or there[1].all() else beside(there[1], like),
-        query_segments=of_rows(problem.query_segments), kv_segments=of_keys(problem.kv_segments),
+        scale=of("scale") if problem.one_scale is None else problem.one_scale, softcap=problem.softcap,
+        left=left, right=right, queries_there=there[0], keys_there=there[1], **{name: of(name) for name in _RULES},
     )  # fmt: skip
 
 

@@ -23,8 +23,7 @@ from clearhead.core.arrays import (
 )
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, heads_first
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.problem import Arrays, Problem, apart, is_number, problem_of, with_arrays
-from clearhead.core.rule_values import read_threads
+from clearhead.core.problem import Problem, apart, is_number, problem_of, with_arrays
 from clearhead.core.rules import BROADCAST, FIELDS, Rules, check_names
 
 _MOST = 512  # problems that are kept
@@ -184,14 +183,13 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
         problem = with_arrays(problem, arrays) if arrays else problem
         return Call(problem, q, k, v, same if type(q) is np.ndarray else as_tensor, read=False)
     check_names(rules)
-    threads, library = read_threads(num_threads), "torch" if torch_of(q) else ""
     of_q, restore = as_array(autocast(q), "q")
     device = device_of(of_q)
     of_k = as_array(autocast(k), "k", device)[0]
     of_v = None if v is None else as_array(autocast(v), "v", device)[0]
-    all_arrays = [x for x in (of_q, of_k, of_v) if x is not None]
-    shapes, dtypes = tuple(x.shape for x in all_arrays), tuple(x.dtype for x in all_arrays)
-    problem = problem_of(Arrays(shapes, dtypes, device, library, threads), rules if numbers is None else numbers)
+    shapes, dtypes = zip(*((x.shape, x.dtype) for x in (of_q, of_k, of_v) if x is not None), strict=True)
+    library, told = "torch" if torch_of(q) else "", rules if numbers is None else numbers
+    problem = problem_of(shapes, dtypes, device, library, num_threads, told)
     if key is not None:
         with _writing:
             if len(_problems) >= _MOST:

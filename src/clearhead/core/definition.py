@@ -344,7 +344,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is not None:
             size, hint = room.array_bytes(x.shape, 8), "give fewer tokens or columns."
-            room.check_room("{name} in float64", size, hint, name=name)
+            room.check_room(f"{name} in float64", size, hint)
     book = from_scores(problem, product(q.astype(np.float64), k.astype(np.float64).swapaxes(-1, -2)))
     return book if v is None else replace(book, output=mix(book.weights, split(v.astype(np.float64)), book.hidden))
 
@@ -370,8 +370,7 @@ def check_room(weights: int, steps: int = 0) -> None:
     is how many more the rules in use add.
     """
     room.check_room(
-        "every step of {weights:,} weights in float64",
+        f"every step of {weights:,} weights in float64",
         weights * 8 * (5 + steps),
         "fewer tokens, or ch.AttentionMatrix(q, k), which stores no weights.",
-        weights=weights,
     )

@@ -116,12 +116,8 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
     >>> spearman([1, 2, 3, 4], [1, 4, 9, 16]), spearman([1, 2], [1, 2])
     (1.0, None)
     """
-    first, second = (_ranks(np.asarray(numbers, np.float64)) for numbers in (x, y))
+    sides = (np.asarray(numbers, np.float64) for numbers in (x, y))
+    first, second = (sum(np.searchsorted(np.sort(side), side, way) for way in ("left", "right")) / 2 for side in sides)
     if len(x) < 3 or not np.ptp(first) or not np.ptp(second):
         return None
     return round(float(np.corrcoef(first, second)[0, 1]), 12)
-
-
-def _ranks(x: Array) -> Array:
-    order = np.sort(x)
-    return np.asarray(np.searchsorted(order, x, "left") + np.searchsorted(order, x, "right")) / 2

@@ -15,7 +15,7 @@ from select import select
 from typing import Any
 
 from clearhead.core.room import OF_FILES, free_bytes, written
-from clearhead.errors import FileError, Sentence
+from clearhead.errors import FileError
 
 STANDARD = "-"  # standard input or output, as on the command line
 _MOST_TEXT = 2**30  # bytes of a text or of JSON
@@ -85,16 +85,14 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
                 fits = os.fstat(file.fileno()).st_size <= allowed
                 data = _limited(file, allowed) if fits else None
         if data is None:
-            raise FileError(
-                "{path} cannot be read: it has more than {size}.", path=path, size=written(allowed, OF_FILES)
-            )
+            raise FileError(f"{path} cannot be read: it has more than {written(allowed, OF_FILES)}.")
         return data
 
 
 def check_waits(path: str | os.PathLike[str]) -> None:
     """Raise FileError for a pipe or a device where a file of a model is expected: opening it may wait for ever."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise FileError("{path} is no ordinary file.", path=path)
+        raise FileError(f"{path} is no ordinary file.")
 
 
 def read_text(path: str) -> str:
@@ -130,11 +128,11 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
     except RecursionError:
         raise _too_deep(name) from None
     except ValueError as error:
-        raise FileError("{file} is not valid JSON: {reason}.", file=name, reason=str(error)) from None
+        raise FileError(f"{name} is not valid JSON: {error}.") from None
     except ArithmeticError:
-        raise FileError("{file} is not valid JSON: the exponent of a number is out of range.", file=name) from None
+        raise FileError(f"{name} is not valid JSON: the exponent of a number is out of range.") from None
     if not isinstance(data, dict):
-        raise FileError("{file} holds a {type}: expected a JSON object.", file=name, type=type(data).__name__)
+        raise FileError(f"{name} holds a {type(data).__name__}: expected a JSON object.")
     level: list[Any] = [data]
     for _ in range(_MOST_NESTED):
         inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
@@ -156,8 +154,8 @@ def _said(path: object, done: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         if done == "read":
-            raise FileError("{path} does not exist.", path=path) from None
-        raise FileError("{path} cannot be written: its folder does not exist.", path=path) from None
+            raise FileError(f"{path} does not exist.") from None
+        raise FileError(f"{path} cannot be written: its folder does not exist.") from None
     except OSError as error:
         raise FileError(words, path=path, reason=error.strerror or str(error)) from None
     except (TypeError, ValueError) as error:  # no name at all, or one with a null character
@@ -190,9 +188,7 @@ def _checked(name: str) -> os.stat_result | None:
         if not _allowed(name, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if (old is None or stat.S_ISREG(old.st_mode)) and not _allowed(folder, os.W_OK | os.X_OK):
-        raise PermissionError(
-            errno.EACCES, Sentence("{reason} in {folder}", reason=os.strerror(errno.EACCES), folder=folder)
-        )
+        raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {folder}")
     return old
 
 
@@ -286,19 +282,16 @@ def _decoded(path: object, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        values = {"path": path, "place": error.start, "byte": error.object[error.start]}
-        raise FileError("{path} is not UTF-8 text: byte {place} is {byte:#04x}.", **values) from None
+        raise FileError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
 
 
 def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
     known = dict(pairs)
     if len(known) < len(pairs):
         names = [key for key, _ in pairs]
-        raise FileError(
-            "{file} gives {name!r} twice.", file=name, name=next(key for key in known if names.count(key) > 1)
-        )
+        raise FileError(f"{name} gives {next(key for key in known if names.count(key) > 1)!r} twice.")
     return known
 
 
 def _too_deep(name: str) -> FileError:
-    return FileError("{file} has lists or objects more than {levels} levels deep.", file=name, levels=_MOST_NESTED)
+    return FileError(f"{name} has lists or objects more than {_MOST_NESTED} levels deep.")

@@ -70,10 +70,7 @@ def wanted(
 
 
 def check_asked(
-    asked: Mapping[str, Any],
-    known: Collection[str] = (),
-    others: Iterable[str] | None = None,
-    of: Matrix = "weights",
+    asked: Mapping[str, Any], known: Collection[str] = (), others: Iterable[str] | None = None, of: Matrix = "weights"
 ) -> dict[str, Any]:
     """Validate what can be checked without a problem: everything but the labels of groups.
 
@@ -138,10 +135,6 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _count(name: str, value: Any) -> int | None:
-    return None if value is None else whole_number(name, value, 1, hint=f"{name}=8")
-
-
 def _size(name: str, value: Any) -> tuple[int, int] | None:
     hint = f"{name}=(256, 256)"
     if value is None:
@@ -161,7 +154,12 @@ def _two_sides(name: str, value: Any) -> Any:
     return value
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {"flag": _flag, "count": _count, "size": _size, "labels": _two_sides}
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "flag": _flag,
+    "count": lambda name, value: None if value is None else whole_number(name, value, 1, hint=f"{name}=8"),
+    "size": _size,
+    "labels": _two_sides,
+}
 
 
 def read_groups(problem: Problem, value: Any) -> Groups:

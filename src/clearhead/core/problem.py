@@ -9,33 +9,17 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from operator import attrgetter
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, named
-from clearhead.core.rule_values import Sizes, Window
+from clearhead.core.rule_values import Sizes, Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
 _ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
-
-
-class Arrays(NamedTuple):
-    """What a problem needs to know of q, k and perhaps v; the last three are as in Problem."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[np.dtype[Any], ...]
-    device: str
-    library: str
-    num_threads: int | None
-
-    @property
-    def sizes(self) -> Sizes:
-        """The shapes that the values of rules must fit."""
-        q, k = self.shapes[:2]
-        return Sizes(q[:-2], q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], self.device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,26 +153,20 @@ class Problem:
 _fields = attrgetter(*FIELDS)
 
 
-def problem_of(of: Arrays, rules: Rules) -> Problem:
-    """The problem of a call, with everything checked."""
-    q, k, *v = of.shapes
+def problem_of(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype[Any]], device: str, library: str, num_threads: Any,
+    rules: Rules,
+) -> Problem:  # fmt: skip
+    """The problem of q, k and perhaps v of these shapes and dtypes, with everything checked."""
+    q, k, *v = shapes
     check_shapes(q, k, v[0] if v else None)
-    _check_dtypes(of.dtypes)
-    sizes = of.sizes
+    _check_dtypes(dtypes)
+    sizes = Sizes(tuple(q[:-2]), q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], device)
     return Problem(
-        prefix=sizes.prefix,
-        batch=prod(sizes.lead),
-        heads=sizes.heads,
-        kv_heads=k[-3] if len(k) > 2 else 1,
-        d_k=sizes.d_k,
-        dtype=of.dtypes[0],
-        device=of.device,
-        library=of.library,
-        num_threads=of.num_threads,
-        rows=range(sizes.queries),
-        cols=range(sizes.keys),
-        **read(rules, sizes),
-    )
+        prefix=sizes.prefix, batch=prod(sizes.lead), heads=sizes.heads, kv_heads=k[-3] if len(k) > 2 else 1,
+        d_k=sizes.d_k, dtype=dtypes[0], device=device, library=library, num_threads=read_threads(num_threads),
+        rows=range(sizes.queries), cols=range(sizes.keys), **read(rules, sizes),
+    )  # fmt: skip
 
 
 def apart(rules: Rules) -> tuple[Rules, Rules] | None:
@@ -225,61 +203,45 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
     """Raise ShapeError unless the shapes of q, k and v fit each other."""
     for name, shape, axes in (("q", q, QUERY), ("k", k, KEY), ("v", v, VALUE)):
         if shape is not None and len(shape) < 2:
-            values = {"name": name, "count": len(shape), "rows": axes[-2], "columns": axes[-1]}
             raise ShapeError(
-                "{name} has {count} axes: expected at least two, ({rows}, {columns}).",
-                "{name}[None, :] makes one row of a vector.",
-                **values,
+                f"{name} has {len(shape)} axes: expected at least two, ({axes[-2]}, {axes[-1]}).",
+                f"{name}[None, :] makes one row of a vector.",
             )
         if shape is not None and len(shape) != len(q):
-            values = {"name": name, "shape": named(shape, axes), "q": named(q, QUERY)}
-            raise ShapeError("{name} is {shape} but q is {q}: all need the same number of axes.", **values)
+            raise ShapeError(
+                f"{name} is {named(shape, axes)} but q is {named(q, QUERY)}: all need the same number of axes."
+            )
     if q[-1] != k[-1]:
-        values = {"q": q[-1], "k": k[-1], "queries": named(q, QUERY), "keys": named(k, KEY)}
         raise ShapeError(
-            "q has d_k {q} but k has d_k {k}: the last axes must agree for q·kᵀ.",
-            "q is {queries} and k is {keys}.",
-            **values,
+            f"q has d_k {q[-1]} but k has d_k {k[-1]}: the last axes must agree for q·kᵀ.",
+            f"q is {named(q, QUERY)} and k is {named(k, KEY)}.",
         )
     for name, other, axes in (("k", k, KEY), ("v", v, VALUE)):
         if other is not None and tuple(other[:-3]) != tuple(q[:-3]):
             raise ShapeError(
-                "{name} has batch {batch} but q has batch {q}: they must be equal.",
-                "q is {queries} and {name} is {shape}.",
-                name=name,
-                batch=tuple(other[:-3]),
-                q=tuple(q[:-3]),
-                queries=named(q, QUERY),
-                shape=named(other, axes),
+                f"{name} has batch {tuple(other[:-3])} but q has batch {tuple(q[:-3])}: they must be equal.",
+                f"q is {named(q, QUERY)} and {name} is {named(other, axes)}.",
             )
     if v is not None and v[-2] != k[-2]:
-        values = {"values": v[-2], "keys": k[-2], "k": named(k, KEY), "v": named(v, VALUE)}
         raise ShapeError(
-            "v has {values} keys but k has {keys}: each key needs its value.", "k is {k} and v is {v}.", **values
+            f"v has {v[-2]} keys but k has {k[-2]}: each key needs its value.",
+            f"k is {named(k, KEY)} and v is {named(v, VALUE)}.",
         )
-    if len(q) > 2:
-        _check_heads(q, k, v)
-
-
-def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
-    hint = "q is {q}. If yours is (batch, length, heads, d), swap axes 1 and 2."
-    if (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
-        what = "k has {keys} heads but q has {queries}: query heads must be a multiple of key heads."
-        raise ShapeError(what, hint, q=named(q, QUERY), queries=q[-3], keys=k[-3])
-    if v is not None and v[-3] != k[-3]:
-        what = "v has {values} heads but k has {keys}: each key head needs its value head."
-        raise ShapeError(what, hint, q=named(q, QUERY), values=v[-3], keys=k[-3])
+    what = ""
+    if len(q) > 2 and (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
+        what = f"k has {k[-3]} heads but q has {q[-3]}: query heads must be a multiple of key heads."
+    elif len(q) > 2 and v is not None and v[-3] != k[-3]:
+        what = f"v has {v[-3]} heads but k has {k[-3]}: each key head needs its value head."
+    if what:
+        raise ShapeError(what, f"q is {named(q, QUERY)}. If yours is (batch, length, heads, d), swap axes 1 and 2.")
 
 
 def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
     for name, dtype in zip("qkv", dtypes, strict=False):
         if dtype not in FLOATS:
             raise DtypeError(
-                "{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
-                "{name}.astype(np.float32), or {name}.float() for a tensor.",
-                name=name,
-                dtype=dtype,
+                f"{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
+                f"{name}.astype(np.float32), or {name}.float() for a tensor.",
             )
         if dtype != dtypes[0]:
-            values = {"name": name, "dtype": dtype, "other": dtypes[0]}
-            raise DtypeError("{name} is {dtype} but q is {other}: q, k and v must have one dtype.", **values)
+            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from clearhead.errors import FileError, Sentence, SizeError
+from clearhead.errors import FileError, SizeError
 
 SMALL = 2**26  # bytes: less is not checked, since reading the system's free memory takes longer than a short call
 OF_FILES = ("GB", "MB")  # units in which `written` says how large a file or what it holds is
@@ -14,32 +14,20 @@ _UNITS = {"TB": (1e12, 1e12), "GB": (1e9, 1e8), "MB": (1e6, 0)}  # bytes in one,
 _ANY = 2**47  # bytes that a process can address: the limit where a system does not say what is free
 
 
-def check_room(what: str, size: int, hint: str, device: str = "cpu", **values: object) -> None:
-    """Raise SizeError where `size` bytes are more than are free; `hint` says what to ask for instead.
-
-    values    stand for the {names} in `what`
-    """
-    if size <= SMALL:
-        return
-    free = free_bytes(device)
-    if size > free:
-        taken = {"what": Sentence(what, **values), "size": written(size), "free": written(free)}
-        if device not in ("cpu", "interpreter"):
-            raise SizeError("{what} would take {size}, and {free} are free on {device}.", hint, **taken, device=device)
-        raise SizeError("{what} would take {size}, and {free} are free.", hint, **taken)
+def check_room(what: str, size: int, hint: str, device: str = "cpu") -> None:
+    """Raise SizeError where `size` bytes are more than are free; `hint` says what to ask for instead."""
+    if size > SMALL and size > (free := free_bytes(device)):
+        where = "" if device in ("cpu", "interpreter") else f" on {device}"
+        raise SizeError(f"{what} would take {written(size)}, and {written(free)} are free{where}.", hint)
 
 
 def check_room_for_file(path: object, size: int, what: str) -> None:
     """Raise FileError where `what`, which the file holds, would take more than the free memory."""
     free = free_bytes()
     if size > free:
-        values = {
-            "path": path,
-            "what": what,
-            "size": written(size, OF_FILES),
-            "free": written(free, OF_FILES),
-        }
-        raise FileError("{path}: {what} would take {size} of memory, and {free} are free.", **values)
+        raise FileError(
+            f"{path}: {what} would take {written(size, OF_FILES)} of memory, and {written(free, OF_FILES)} are free."
+        )
 
 
 def written(size: int, units: Sequence[str] = ("TB", "GB")) -> str:
@@ -56,7 +44,8 @@ def array_bytes(shape: Sequence[int], itemsize: int) -> int:
 def free_bytes(device: str = "cpu") -> int:
     """How many bytes this process may still allocate: free memory and swap, within the limits set for it."""
     if device.startswith("cuda"):
-        return _on_gpu(device)
+        cuda = sys.modules["torch"].cuda
+        return int(cuda.mem_get_info(device)[0] + cuda.memory_reserved(device) - cuda.memory_allocated(device))
     if device not in ("cpu", "interpreter"):  # unknown; "meta" takes no memory at all
         return 2**63 - 1  # the most that PyTorch can count
     return max(0, min([_of_system(), *_of_groups(), *_of_process()]))
@@ -101,9 +90,3 @@ def _of_process() -> list[int]:
     except (ImportError, OSError, ValueError, AttributeError):
         return []
     return [] if limit == resource.RLIM_INFINITY else [limit - taken]
-
-
-def _on_gpu(device: str) -> int:
-    torch = sys.modules["torch"]
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

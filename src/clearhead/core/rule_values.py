@@ -17,7 +17,6 @@ from clearhead.errors import (
     FileError,
     RuleError,
     SelectionError,
-    Sentence,
     ShapeError,
     expected,
     shown,
@@ -67,8 +66,8 @@ def whole_number(
 ) -> int:
     """Read a whole number from `least` to `most`. Raises `error`."""
     if not is_whole(value) or value < least or (most is not None and value > most):
-        wanted = "a whole number from {least:,} up" if most is None else "a whole number from {least:,} to {most:,}"
-        raise error(expected(name, value, Sentence(wanted, least=least, most=most)), hint)
+        wanted = f"a whole number from {least:,} up" if most is None else f"a whole number from {least:,} to {most:,}"
+        raise error(expected(name, value, wanted), hint)
     return int(value)
 
 
@@ -82,8 +81,7 @@ def read_place(name: str, value: Any, size: int) -> int:
     if not is_whole(value):
         raise SelectionError(expected(name, value, "a whole number"))
     if not -size <= value < size:
-        values = {"name": name, "value": shown(value), "last": size - 1}
-        raise SelectionError("{name} {value} is outside 0..{last}." if size else "there is no {name}.", **values)
+        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}." if size else f"there is no {name}.")
     return int(value) % size
 
 
@@ -94,8 +92,7 @@ def layer_name(layer: Any, names: Sequence[str]) -> str:
     if str(layer) in names:
         return str(layer)
     if isinstance(layer, str) or not -len(names) <= layer < len(names):
-        values = {"layer": shown(layer), "names": ", ".join(names)}
-        raise SelectionError("there is no layer {layer}.", "seen are: {names}", **values)
+        raise SelectionError(f"there is no layer {shown(layer)}.", f"seen are: {', '.join(names)}")
     return names[int(layer)]
 
 
@@ -108,7 +105,7 @@ def read_path(value: Any) -> str | os.PathLike[str]:
     except UnicodeEncodeError:
         zero = True
     if zero:
-        raise FileError("path is {value}: no file can be called so.", value=shown(value))
+        raise FileError(f"path is {shown(value)}: no file can be called so.")
     return value
 
 
@@ -130,11 +127,11 @@ def read_number(name: str, value: Any, default: float) -> float:
             raise TypeError
         number = float(value)
     except OverflowError:
-        raise RuleError("{name} is too large for a float: the largest is 1.8e308.", name=name) from None
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
     except Exception:  # another library's __float__ may raise anything
         raise RuleError(expected(name, value, "a number")) from None
     if not -inf < number < inf:
-        raise RuleError(expected(name, number, "a finite number"), "leave {name} out for its default.", name=name)
+        raise RuleError(expected(name, number, "a finite number"), f"leave {name} out for its default.")
     return number
 
 
@@ -142,12 +139,10 @@ def check_size(name: str, numbers: Array | float, *, divides: bool = False) -> N
     """Raise RuleError for a factor that is too large; with `divides`, also for one that is too small but not 0."""
     size = np.abs(numbers)
     if (size > MOST_FACTOR).any():
-        raise RuleError(
-            "{name} goes up to {value:g}: expected at most 1e18 in size.", _HINT, name=name, value=size.max()
-        )
+        raise RuleError(f"{name} goes up to {size.max():g}: expected at most 1e18 in size.", _HINT)
     if divides and ((size < LEAST_FACTOR) & (size > 0)).any():
         least = size[size > 0].min()
-        raise RuleError("{name} goes down to {value:g}: expected 1e-30 or more in size.", _HINT, name=name, value=least)
+        raise RuleError(f"{name} goes down to {least:g}: expected 1e-30 or more in size.", _HINT)
 
 
 def within_range(added: Array) -> Array:
@@ -160,10 +155,8 @@ def read_numbers(name: str, value: Any) -> Array:
     """Read an array of real numbers of any dtype, for computations in float64. Raises DtypeError or SizeError."""
     array: Array = as_array(value, name)[0]
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(
-            "{name} is {dtype}: expected numbers.", "{name}.astype(np.float32)", name=name, dtype=array.dtype
-        )
-    check_room("{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.", name=name)
+        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
+    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
     return array
 
 
@@ -181,7 +174,7 @@ def read_softcap(value: Any) -> float | None:
     cap = read_number("softcap", value, 0.0)
     if cap <= 0:
         raise RuleError(
-            "softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off.", cap=cap
+            f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
         )
     check_size("softcap", np.float64(cap), divides=True)
     return cap
@@ -214,8 +207,7 @@ def read_members(name: str, value: Any, kinds: tuple[type, ...], wanted: str, hi
         raise SelectionError(expected(name, value, wanted), hint) from None
     for member in members:
         if isinstance(member, bool) or not isinstance(member, kinds):
-            values = {"name": name, "member": shown(member), "wanted": wanted}
-            raise SelectionError("{name} holds {member}: expected {wanted}.", hint, **values)
+            raise SelectionError(f"{name} holds {shown(member)}: expected {wanted}.", hint)
     return members
 
 
@@ -250,22 +242,17 @@ def read_matrix(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
     array, shape = as_rule_array(value, name, sizes.device), (*sizes.prefix, sizes.queries, sizes.keys)
     if name == "mask" and array.dtype != np.bool_:
         raise DtypeError(
-            "mask is {dtype}: expected bool, True = may attend.",
+            f"mask is {array.dtype}: expected bool, True = may attend.",
             "numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
-            dtype=array.dtype,
         )
     if name == "bias" and array.dtype not in FLOATS:
-        raise DtypeError(
-            "bias is {dtype}: expected a float dtype.", "True/False per position goes in `mask`.", dtype=array.dtype
-        )
+        raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
     try:
         return spread(array, shape)
     except (ValueError, RuntimeError):
-        values = {"name": name, "shape": array.shape, "axes": named(shape, WEIGHTS)}
         raise ShapeError(
-            "{name} has shape {shape}, which does not broadcast to {axes}.",
-            "one {name} per batch is {name}[:, None, None, :] for keys alone.",
-            **values,
+            f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
+            f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
         ) from None
 
 
@@ -290,10 +277,9 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array:
     """
     array = as_rule_array(value, name)
     if array.shape != (heads,) and not (ndim == 2 and array.ndim == 0):
-        values = {"name": name, "shape": array.shape, "heads": heads}
-        raise ShapeError("{name} has shape {shape}: expected one number per query head, (heads {heads},).", **values)
+        raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError("{name} is {dtype}: expected a float dtype.", name=name, dtype=array.dtype)
+        raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
     numbers = array.reshape(heads).astype(np.float64)
     none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
     if not (np.isfinite(numbers) | none).all():
@@ -332,7 +318,7 @@ def read_scale(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
 def as_int64(name: str, array: Array) -> Array:
     """Whole numbers of any dtype as int64. Raises RuleError for one beyond 2^53, SizeError for more than memory."""
     if array.dtype == np.uint64 and (array > np.uint64(FAR)).any():
-        raise RuleError("{name} goes up to {most}: expected whole numbers up to 2^53.", name=name, most=array.max())
+        raise RuleError(f"{name} goes up to {array.max()}: expected whole numbers up to 2^53.")
     check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
     return array.astype(np.int64)
 
@@ -340,13 +326,12 @@ def as_int64(name: str, array: Array) -> Array:
 def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
     array = as_rule_array(value, name)
     if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError("{name} is {dtype}: expected whole numbers.", name=name, dtype=array.dtype)
+        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
     try:
         whole = np.broadcast_to(array, shape)
     except ValueError:
         wanted = named(shape, axes) if shape else "a single number"
-        values = {"name": name, "shape": array.shape, "wanted": wanted}
-        raise ShapeError("{name} has shape {shape}: expected {wanted}.", **values) from None
+        raise ShapeError(f"{name} has shape {array.shape}: expected {wanted}.") from None
     return as_int64(name, whole)
 
 
@@ -355,8 +340,7 @@ def read_lengths(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
     of, most = _side(name, sizes)
     lengths = _whole(name, value, sizes.lead, ("batch",)).reshape(-1)
     if ((lengths < 0) | (lengths > most)).any():
-        values = {"name": name, "value": shown(lengths.tolist()), "axis": of, "most": most}
-        raise RuleError("{name} is {value}: each must lie between 0 and the number of {axis}, {most}.", **values)
+        raise RuleError(f"{name} is {shown(lengths.tolist())}: each must lie between 0 and the number of {of}, {most}.")
     return lengths
 
 
@@ -378,13 +362,10 @@ def read_offset(name: str, value: Any, sizes: Sizes, before: Fields) -> Array:
     """
     n, m = sizes.queries, sizes.keys
     if value is None and n != m and (before["causal"] or before["window"] != (None, None)):
-        values = {"queries": n, "keys": m, "offset": m - n}
         raise RuleError(
-            "causal and window need query_offset when queries ({queries}) and keys ({keys}) differ: "
-            "peers disagree about it.",
-            "query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={offset} aligns "
-            "the last query with the last key (FlashAttention, a key-value cache).",
-            **values,
+            f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: peers disagree about it.",
+            f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns the "
+            "last query with the last key (FlashAttention, a key-value cache).",
         )
     offset = _whole(name, 0 if value is None else value, sizes.lead, ("batch",)).reshape(-1)
     if (offset > FAR).any() or (offset < -FAR).any():

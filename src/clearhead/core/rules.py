@@ -66,7 +66,6 @@ class Rule:
     logits    do its numbers grow with the logits? Then logits/t are those of a rule with its numbers over t
     forbids   can it forbid a query to attend to a key?
     always    it has a value in every problem, so None is read too and gives the default
-    positional    does it ask where a query stands, by its position among the keys?
     """
 
     read: Read
@@ -76,33 +75,28 @@ class Rule:
     logits: bool = False
     forbids: bool = False
     always: bool = False
-    positional: bool = False
 
 
 RULES: dict[str, Rule] = {  # in the order of `Rules`
     "scale": Rule(read_scale, {"scale": ("heads",)}, logits=True, always=True),
     "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}, logits=True),
     "bias": Rule(read_matrix, {"bias": WEIGHTS}, neutral=0.0, logits=True, forbids=True),  # where it is -inf
-    "alibi_slopes": Rule(read_heads, {"alibi_slopes": ("heads",)}, neutral=0.0, logits=True, positional=True),
+    "alibi_slopes": Rule(read_heads, {"alibi_slopes": ("heads",)}, neutral=0.0, logits=True),
     "spans": Rule(
         lambda _, value, sizes, __: read_spans(value, sizes.prefix, (sizes.queries, sizes.keys)),
         {"query_spans": ("batch", "queries"), "key_spans": ("batch", "keys"), "span_table": TABLE},
         logits=True,
         forbids=True,  # where the table is -inf
     ),
-    "causal": Rule(
-        lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True, positional=True
-    ),
-    "window": Rule(
-        lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True, positional=True
-    ),
+    "causal": Rule(lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True),
+    "window": Rule(lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True),
     "mask": Rule(read_matrix, {"mask": WEIGHTS}, neutral=True, forbids=True),
     "kv_lengths": Rule(read_lengths, {"kv_lengths": ("batch",)}, forbids=True),
     "query_lengths": Rule(read_lengths, {"query_lengths": ("batch",)}, forbids=True),
     "query_segments": Rule(read_segments, {"query_segments": ("batch", "queries")}, forbids=True),
     "kv_segments": Rule(read_segments, {"kv_segments": ("batch", "keys")}, forbids=True),
     "sinks": Rule(read_heads, {"sinks": ("heads",)}, neutral=-np.inf, logits=True),
-    "query_offset": Rule(read_offset, {"query_offset": ("batch",)}, always=True, positional=True),
+    "query_offset": Rule(read_offset, {"query_offset": ("batch",)}, always=True),
 }
 EVERYWHERE = frozenset({  # what all of them support: a new rule is not among these until all of them do
     "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
@@ -110,7 +104,6 @@ EVERYWHERE = frozenset({  # what all of them support: a new rule is not among th
 })  # fmt: skip
 FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}
 BROADCAST = tuple(field for field, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2])  # over batch and heads
-POSITIONAL = frozenset(name for name, rule in RULES.items() if rule.positional)
 
 
 def along(axis: str) -> frozenset[str]:
@@ -163,9 +156,7 @@ def check_segments(rules: Rules) -> None:
     one, other = "query_segments", "kv_segments"
     if (rules.get(one) is None) != (rules.get(other) is None):
         one, other = (one, other) if rules.get(one) is not None else (other, one)
-        raise RuleError(
-            "{name} is given but {other} is not: a segment needs both sides.", "{other}={name}?", name=one, other=other
-        )
+        raise RuleError(f"{one} is given but {other} is not: a segment needs both sides.", f"{other}={one}?")
 
 
 def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -52,20 +52,15 @@ def _read_labels(place: int, value: Any, shape: tuple[int, ...], most: int) -> A
     axis, name = _SIDES[place]
     array = as_rule_array(value, f"spans[{place}]")
     if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError("{name} is {dtype}: expected whole numbers.", _HINT, name=name, dtype=array.dtype)
+        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.", _HINT)
     if array.shape not in (shape, shape[-1:]):
-        values = {"name": name, "shape": array.shape, "axes": named(shape, ("batch", axis))}
-        if len(shape) < 2:
-            raise ShapeError("{name} has shape {shape}: expected {axes}.", _HINT, **values)
-        values["one"] = named(shape[-1:], (axis,))
-        raise ShapeError("{name} has shape {shape}: expected {axes}, or {one} for every batch alike.", _HINT, **values)
+        one = f", or {named(shape[-1:], (axis,))} for every batch alike" if len(shape) > 1 else ""
+        raise ShapeError(f"{name} has shape {array.shape}: expected {named(shape, ('batch', axis))}{one}.", _HINT)
     labels = as_int64(f"spans[{place}]", array)
     if (labels >= most).any():
-        values = {"name": name, "label": labels.max(), "axis": TABLE[place + 2], "most": most}
         raise RuleError(
-            "{name} goes up to {label}: the table has {axis} {most}, so each must be below {most}.",
+            f"{name} goes up to {labels.max()}: the table has {TABLE[place + 2]} {most}, so each must be below {most}.",
             "a label below 0 adds nothing.",
-            **values,
         )
     labels = np.maximum(labels, -1).reshape(prod(array.shape[:-1]), shape[-1])
     return broadcast(labels, (prod(shape[:-1]), shape[-1]))
@@ -75,25 +70,22 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
     array = as_rule_array(value, "spans[2]")
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         hint = "np.where(may_attend, 0.0, -np.inf) makes a table of True and False." if array.dtype == bool else _HINT
-        raise DtypeError("{name} is {dtype}: expected a float dtype.", hint, name=_TABLE, dtype=array.dtype)
+        raise DtypeError(f"{_TABLE} is {array.dtype}: expected a float dtype.", hint)
     if array.ndim < 2:
         raise ShapeError(
-            "{name} has shape {shape}: expected (query_spans, key_spans), or one per head.",
-            _HINT,
-            name=_TABLE,
-            shape=array.shape,
+            f"{_TABLE} has shape {array.shape}: expected (query_spans, key_spans), or one per head.", _HINT
         )
     shape = (*prefix, *array.shape[-2:])
-    size, hint = array_bytes(array.shape, 8), "fewer labels make a smaller table."
-    check_room("{name} in float64", size, hint, name="spans[2]")
+    check_room("spans[2] in float64", array_bytes(array.shape, 8), "fewer labels make a smaller table.")
     numbers = array.astype(np.float64)
     if not (numbers < np.inf).all():
-        raise RuleError("{name} holds NaN or +inf: expected finite numbers, or -inf, which forbids.", name=_TABLE)
+        raise RuleError(f"{_TABLE} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
     try:
         return spread(within_range(numbers), shape)
     except ValueError:
-        values = {"name": _TABLE, "shape": array.shape, "axes": named(shape, TABLE)}
-        raise ShapeError("{name} has shape {shape}, which does not broadcast to {axes}.", _HINT, **values) from None
+        raise ShapeError(
+            f"{_TABLE} has shape {array.shape}, which does not broadcast to {named(shape, TABLE)}.", _HINT
+        ) from None
 
 
 def added(query_spans: Any, key_spans: Any, table: Any) -> Any:

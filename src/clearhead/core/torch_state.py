@@ -30,8 +30,8 @@ def plain(*tensors: Any) -> bool:
     """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
     if "torch" not in sys.modules or ("torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()):
         return False
-    autocast, transformed, watched, traced, forward_ad, recording, types = _looked_up()
-    if autocast() or transformed() or watched() or traced() or forward_ad._current_level >= 0:
+    autocast, transformed, watching, traced, forward_ad, recording, types = _looked_up()
+    if autocast() or transformed() or watching() or traced() or forward_ad._current_level >= 0:
         return False
     recorded = recording()
     for x in tensors:  # noqa: SIM110  any(…) takes as long as a short call does when the caches are cold
@@ -44,10 +44,15 @@ def plain(*tensors: Any) -> bool:
 def _looked_up() -> tuple[Any, ...]:
     """What `plain` asks PyTorch: to look it up takes as long as to be answered."""
     torch = sys.modules["torch"]
-    inside = torch._C
-    asked = inside._is_any_autocast_enabled, inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack
+    inside = torch._C  # public names are missing (func's transforms, modes that see operators) or slow (autocast, jit)
+    private = inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack, inside._get_tracing_state
     types = torch.Tensor, torch.nn.Parameter
-    return *asked, inside._get_tracing_state, torch.autograd.forward_ad, torch.is_grad_enabled, types
+    return inside._is_any_autocast_enabled, *private, torch.autograd.forward_ad, torch.is_grad_enabled, types
+
+
+def watched() -> bool:
+    """Does a mode see the operators that PyTorch runs?"""
+    return bool(_looked_up()[2]())
 
 
 def ungraphed() -> AbstractContextManager[Any]:
@@ -91,13 +96,12 @@ _is_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def transforms() -> list[str]:
     """The transforms of torch.func around this call, from the outermost: "Grad", "Jvp", "Vmap", "Functionalize"."""
-    stack = sys.modules["torch"]._C._functorch.get_interpreter_stack()  # has no public name
-    return [level.key().name for level in stack or ()]
+    return [level.key().name for level in _looked_up()[1]() or ()]
 
 
 def has_dual_level() -> bool:
     """May tensors carry tangents? Under torch.vmap PyTorch's public `unpack_dual` cannot say it."""
-    return bool(sys.modules["torch"].autograd.forward_ad._current_level >= 0)
+    return bool(_looked_up()[4]._current_level >= 0)
 
 
 def carries_tangent(x: Any) -> bool:

@@ -21,10 +21,7 @@ from clearhead.errors import DtypeError, RuleError
 
 LABELS = ("query_groups", "key_groups")
 _SPANS = {name: f"spans[{place}]" for place, name in enumerate(RULES["spans"].fields)}
-_INSTEAD = {
-    "scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.",
-    "softcap": "softcap.detach()",
-}
+_INSTEAD = {"scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.", "softcap": "softcap.detach()"}
 _NUMBERS = ("scale", "softcap", "causal", "query_offset")  # the rules that are no tensors, but for the window
 
 
@@ -86,7 +83,10 @@ def read(
     if v is not None:
         x["v"] = _values(q, x["k"], v)
     numbers: dict[str, Any] = {}
-    for name, value in _by_field(given.rules).items():
+    rules: dict[str, Any] = {**given.rules}  # by the fields of a Problem
+    spans = rules.pop("spans", None)
+    rules |= {} if spans is None else zip(_SPANS, parts_of(spans), strict=True)
+    for name, value in rules.items():
         if value is None:
             continue
         if name in _INSTEAD and isinstance(value, Tensor) and value.requires_grad:
@@ -112,13 +112,6 @@ def read(
         height=height, width=width, start=queries.start, stop=queries.stop, step=queries.step,
     )  # fmt: skip
     return task, x
-
-
-def _by_field(rules: Rules) -> dict[str, Any]:
-    """The rules' values by the fields of a Problem."""
-    values: dict[str, Any] = {**rules}
-    spans = values.pop("spans", None)
-    return values if spans is None else values | dict(zip(_SPANS, parts_of(spans), strict=True))
 
 
 def part(x: Tensors, role: str) -> Tensors:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from clearhead.core import visibility
 from clearhead.core.arrays import statistics_dtype, to_device_of
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.call import Call
+from clearhead.core.definition import members
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
@@ -44,23 +45,11 @@ READS = frozenset(  # the results that the backward pass reads; where the larges
     for array in arrays_of(name)
 )  # fmt: skip
 _PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # terms of Upstream, and their statistics
+# Single weights, (batch, heads, count): their queries, their keys, the gradient at the logit of each before the
+# softmax's normalisation is counted, and whether a row sums to 1 and no row term says so: of weights, not of logits
+Entries = tuple[Array, Array, Array, bool]
+LowRank = tuple[Array, Array]  # X and Y, (batch, heads, queries or keys, rank), of a part of dA: dA_ij = X_i·Y_j
 _PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
-
-
-class Entries(NamedTuple):
-    """Single weights, and for each the gradient at its logit before the softmax's normalisation is counted."""
-
-    queries: Array  # (batch, heads, count)
-    keys: Array
-    slopes: Array
-    softmax: bool  # True for weights, whose row sums to 1, where no row term says so; False for logits
-
-
-class LowRank(NamedTuple):
-    """The two factors of a low-rank part of dA: dA_ij = X_i·Y_j."""
-
-    queries: Array  # X, (batch, heads, queries, rank)
-    keys: Array  # Y, (batch, heads, keys, rank)
 
 
 def check_derivatives(by: Iterable[str]) -> None:
@@ -91,7 +80,6 @@ def gradients(
     groups: Groups | None = None,
     bias: tuple[int, int, int, int] | None = None,
     spans: tuple[int, int, int, int] | None = None,
-    keep_float32: bool = False,
 ) -> dict[str, Array]:
     """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,), "bias" and "spans", by name.
 
@@ -100,7 +88,6 @@ def gradients(
     groups   the labels; needed when `by` has groups
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
     spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
-    keep_float32  return gradients in the statistics' dtype, to be summed over ranks
     Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient. On a device only
     results with a term per row or per key may be named; torch_recomputed.py has the others there.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
@@ -129,23 +116,28 @@ def gradients(
 
     rows = _row_terms(xp, replace(problem, sinks=sinks), kept, loss, mixed, low, entries)
     parts = {part: arranged(loss[name]) for part, name in _PARTS.items() if name in by}
-    upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes, keep_float32=keep_float32)
+    upstream = Upstream(arranged(rows), by.get("output"), **parts, **shapes)
     if low is None:
         result = dict(engine.gradients(call, _state(answers), upstream))
     else:  # X and Y as further columns of dO and v, in the statistics' dtype, since they do not fit half precision
-        v = v if "output" in by else None
-        output, values = with_columns(problem, v, upstream.output, [low])
-        wide = call.with_values(values).astype(dtype)
+        group, outputs, values = group_size(problem.heads, 1 if v is None else v.shape[1]), [low[0]], [low[1]]
+        if v is not None and upstream.output is not None:
+            outputs, values = [upstream.output, *outputs], [np.repeat(v, group, axis=1), *values]
+        output, columns = _side_by_side(problem, outputs, values, dtype=dtype)
+        wide = call.with_values(columns).astype(dtype)
         state = _state(answers) if dtype == problem.dtype else state_of(engine, wide)  # the logits have other bits
         result = dict(engine.gradients(wide, state, replace(upstream, output=output)))
         by_values = result.pop("v")
-        result |= {} if v is None else {"v": without_columns(v, by_values)}
+        if v is not None and upstream.output is not None:
+            by_values = by_values[..., : v.shape[-1]]
+            result["v"] = by_values.reshape(*v.shape[:2], group, *by_values.shape[2:]).sum(axis=2)
     if entries:
         result = {name: array.astype(np.float64) for name, array in result.items()}
         for one in entries:
             _add_entries(call, result, one)
     if sinks is not None:
-        total: Any = _by_sinks(xp, sinks, _state(kept), rows, loss.get("entropy"))
+        shares: Any = sink_weights(xp, sinks, _state(kept))
+        total = xp.where(shares == 0, 0.0, shares * (rows + loss.get("entropy", 0.0))).sum((0, 2))
         result["sinks"] = cast("Array", DeviceArray(total)) if on_device else total
     return result
 
@@ -183,91 +175,42 @@ def _row_terms(
     if "received" in by:
         terms -= mixed(by["received"][..., None])[..., 0]
     if low is not None:
-        terms -= np.einsum("bhnc,bhnc->bhn", low.queries, mixed(low.keys))
+        terms -= np.einsum("bhnc,bhnc->bhn", low[0], mixed(low[1]))
     for batch, head in np.ndindex(terms.shape[:2]):
-        for one in entries:
-            if one.softmax:
-                np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
+        for queries, _, slopes, softmax in entries:
+            if softmax:
+                np.subtract.at(terms[batch, head], queries[batch, head], slopes[batch, head])
     if "diagonal" in by:  # of the whole row, also where the key at its position is among other keys than these
         terms -= by["diagonal"] * answers["diagonal"].astype(np.float64)
     return terms
 
 
-def _by_sinks(xp: Any, sinks: Any, state: State, rows: Any, entropy: Any) -> Any:
-    """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
-    by_logit = rows if entropy is None else rows + entropy
-    weights = sink_weights(xp, sinks, state)
-    return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
-
-
 def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:
-    """The low-rank part of dA from images and groups; None where there is neither."""
-    parts = [low_rank(problem, name, by[name], groups) for name in ("image", "groups") if name in by]
-    if not parts:
-        return None
-    lead = next(by[name] for name in ("image", "groups") if name in by).shape[:2]
-    sides = ([np.broadcast_to(part[side], (*lead, *part[side].shape[-2:])) for part in parts] for side in (0, 1))
-    return LowRank(*(np.concatenate(side, axis=-1) for side in sides))
+    """The low-rank part of dA from images and groups, of the smaller possible rank; None where there is neither."""
+    parts = []
+    for name in (name for name in ("image", "groups") if name in by):
+        upstream, sizes = by[name], (problem.queries, problem.keys)
+        if name == "image":
+            sides = (areas(n, size, slice(0, size))[1] for n, size in zip(upstream.shape[-2:], sizes, strict=True))
+        else:
+            assert groups is not None
+            sides = (members(np.arange(n), x) for n, x in zip(upstream.shape[-2:], groups[:2], strict=True))
+        tall, broad = (side.swapaxes(-1, -2) for side in sides)
+        wide = upstream.shape[-2] <= upstream.shape[-1]
+        parts.append((tall, broad @ upstream.swapaxes(-1, -2)) if wide else (tall @ upstream, broad))
+    return _side_by_side(problem, *zip(*parts, strict=True)) if parts else None
 
 
-def low_rank(problem: Problem, name: str, upstream: Array, groups: Groups | None) -> LowRank:
-    """The part of one image or of groups, with the smaller possible rank: `upstream` over one side."""
-    if name == "image":
-        tall = areas(upstream.shape[-2], problem.queries, slice(0, problem.queries))[1].T
-        broad = areas(upstream.shape[-1], problem.keys, slice(0, problem.keys))[1].T
-    else:
-        assert groups is not None
-        tall, broad = (_one_hot(side, count) for side, count in zip(groups[:2], upstream.shape[-2:], strict=True))
-    if spread_over_keys(upstream):
-        return LowRank(tall, broad @ upstream.swapaxes(-1, -2))
-    return LowRank(tall @ upstream, broad)
-
-
-def spread_over_keys(upstream: Array) -> bool:
-    """Is an upstream gradient (…, height, width) in the keys' side of its low-rank part, or in the queries'?"""
-    return upstream.shape[-2] <= upstream.shape[-1]
-
-
-def _one_hot(labels: Array, count: int) -> Array:
-    """Labels (batch, size) as one-hot rows, (batch, 1, size, count); a label below 0 gives a row of zeros."""
-    member: Array = (labels[:, None, :, None] == np.arange(count)).astype(np.float64)
-    return member
-
-
-def with_columns(
-    problem: Problem, v: Array | None, output: Array | None, parts: Sequence[tuple[Array, Array]]
-) -> tuple[Array, Array]:
-    """DO and v with the factors X and Y of these parts as further columns, (batch, heads, …), in the statistics' dtype.
-
-    v and dO are left out where there is no v; a dO that is missing is zero.
-    """
-    outputs, values = ([part[side] for part in parts] for side in (0, 1))
-    if v is not None:
-        outputs.insert(0, np.zeros((1, 1, problem.queries, v.shape[-1])) if output is None else output)
-        values.insert(0, over_heads(problem, v))
-    return side_by_side(problem, outputs), side_by_side(problem, values)
-
-
-def over_heads(problem: Problem, v: Array) -> Array:
-    """Values (batch, kv_heads, keys, d_v) with a head for each query head."""
-    return np.repeat(v, group_size(problem.heads, v.shape[1]), axis=1)
-
-
-def side_by_side(problem: Problem, parts: Iterable[Array]) -> Array:
-    """Columns side by side, (batch, heads, …, all columns), in the statistics' dtype."""
-    wide = [np.broadcast_to(x, (problem.batch, problem.heads, *x.shape[-2:])) for x in parts]
-    return np.concatenate(wide, -1, dtype=statistics_dtype(problem.dtype))
-
-
-def without_columns(v: Array, by_values: Array) -> Array:
-    """The gradient of v from that of v with further columns and all heads."""
-    by_head, group = by_values[..., : v.shape[-1]], group_size(by_values.shape[1], v.shape[1])
-    return np.asarray(by_head.reshape(*v.shape[:2], group, *by_head.shape[2:]).sum(axis=2))
+def _side_by_side(problem: Problem, *sides: Sequence[Array], dtype: Any = np.float64) -> LowRank:
+    """The columns of X and of Y side by side, (batch, heads, …, all columns)."""
+    lead = problem.batch, problem.heads
+    x, y = (np.concatenate([np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in s], -1, dtype=dtype) for s in sides)
+    return x, y
 
 
 def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mapping[str, Array]) -> list[Entries]:
     """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
-    problem, result = call.problem, []
+    problem, result = call.problem, list[Entries]()
     rows = np.arange(problem.queries)
     if "top_weights" in by:
         keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
@@ -275,7 +218,7 @@ def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mappi
         shape = (*keys.shape[:2], -1)
         there = keys >= 0
         flat = np.where(there, slopes, 0.0).reshape(shape)
-        result.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
+        result.append((queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, True))
     if "diagonal" in by:
         positions = [visibility.positions(problem, batch, slice(0, problem.queries)) for batch in range(problem.batch)]
         keys, rest = np.divmod(np.stack(positions)[:, None] - problem.cols.start, problem.cols.step)
@@ -283,16 +226,16 @@ def _entries(engine: Engine, call: Call, answers: Mapping[str, Array], by: Mappi
         there = there & (answers["diagonal"] != 0)  # a row that does not see its own key may have any upstream gradient
         slopes = np.where(there, by["diagonal"] * answers["diagonal"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
-        result.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
+        result.append((np.broadcast_to(rows, slopes.shape), keys, slopes, False))
     if "max_logit" in by:
         keys = engine.rows(call.with_values(None), Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])
-        result.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
+        result.append((np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, False))
     if "peak" in by:
         queries = _peaks(engine, call, _state(answers))
         keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
         slopes = by["peak"] * answers["peak"].astype(np.float64)
-        result.append(Entries(queries, keys, slopes, softmax=True))
+        result.append((queries, keys, slopes, True))
     return result
 
 
@@ -311,7 +254,7 @@ def _add_entries(call: Call, gradients: dict[str, Array], entries: Entries) -> N
     problem, q, k = call.problem, call.q, call.k
     for batch, head in np.ndindex(q.shape[:2]):
         pair, kv = (batch, head), (batch, problem.kv_head_of(head))
-        rows, cols, slopes = (x[pair] for x in entries[:3])
+        rows, cols, slopes = entries[0][pair], entries[1][pair], entries[2][pair]
         queries, keys = q[pair][rows].astype(np.float64), k[kv][cols].astype(np.float64)
         scale = problem.scale[head]
         by_score = scale * slopes

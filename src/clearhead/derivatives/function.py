@@ -181,12 +181,16 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     by, whole, names = part(x, "by"), _whole(task, x), task.answers.split()
     if "product" in by or (whole.problem.device != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
         return torch_recomputed.gradients(task, x)
-    engine = engines.get(engines.choose_for("gradients", whole.problem, task.engine).engine)
+    engine = engines.get(engines.choose(whole.problem, task.engine, what="gradients").engine)
     call, rows = _chosen(task, whole)
     answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
     groups = read_groups(whole.problem, tuple(map(x.get, LABELS))) if LABELS[0] in x else None
     groups = groups and groups._replace(queries=groups.queries[:, task.queries])
-    shapes = {name: _shared_shape(call.problem, name, x[name]) for name in ("bias", "span_table") if name in names}
+    shapes: dict[str, Any] = {}  # in which gradients are asked for, from the inputs': 1 where these are broadcast
+    for name in {"bias", "span_table"} & {*names}:
+        *lead, heads, height, width = 1, 1, 1, *x[name].shape
+        height = call.problem.queries if name == "bias" and height != 1 else height
+        shapes[name] = call.problem.batch if any(n != 1 for n in lead) else 1, heads, height, width
     bias, spans = shapes.get("bias"), shapes.get("span_table")
     made = backward.gradients(engine, call, answers, slopes, groups=groups, bias=bias, spans=spans)
     if "spans" in made:
@@ -198,13 +202,6 @@ def _block(problem: Problem, x: Tensor) -> Array:
     """A tensor (…, heads, …) as an array (batch, heads, …)."""
     array = as_array(x, "gradient")[0]
     return array.reshape(problem.batch, problem.heads, *array.shape[len(problem.prefix) :])
-
-
-def _shared_shape(problem: Problem, name: str, x: Tensor) -> tuple[int, int, int, int]:
-    """The shape in which a bias's or a table's gradient is asked for, from the input's: 1 where it is broadcast."""
-    *lead, heads, height, width = 1, 1, 1, *x.shape
-    batch = problem.batch if any(size != 1 for size in lead) else 1
-    return batch, heads, problem.queries if name == "bias" and height != 1 else height, width
 
 
 def _as_input(problem: Problem, rows: range, name: str, x: Tensor, array: Array | None) -> Tensor:

@@ -19,14 +19,8 @@ from clearhead.derivatives.arguments import Task, part
 from clearhead.derivatives.recomputed import Tensors
 from clearhead.errors import DerivativeError, RuleError
 
-_KINDS = {
-    bool: "bool",
-    str: "str",
-    str | None: "str?",
-    int: "SymInt",
-    int | None: "SymInt?",
-    float | None: "float?",
-}  # an operator's words for Python's types
+# an operator's words for Python's types
+_KINDS = {bool: "bool", str: "str", str | None: "str?", int: "SymInt", int | None: "SymInt?", float | None: "float?"}
 _SCHEMA = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(Task).items())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,30 +55,20 @@ def gradients(task: Task, x: Tensors) -> Tensors:
 
 
 def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensors:
-    """The tangents of a node's results, by name, from those of its tensors."""
-    if part(x, "by"):
-        return _gradients_tangents(task, x, along)
-    check_smooth(results, "forward-mode derivative")
-    results = {name: y for name, y in results.items() if name != "largest"}  # which has no derivative
+    """The tangents of what a node answers, by name: of results, or of gradients where it has what is upstream."""
+    upstream, inputs = part(x, "by"), {name: y for name, y in along.items() if ":" not in name}
+    check_smooth(upstream or results, "second derivative" if upstream else "forward-mode derivative")
+    answered = upstream or {name: y for name, y in results.items() if name != "largest"}  # which has no derivative
     given, form = _read(task, x)
-    still, moving = _finite(_inputs(form, given, results), _shaped(given, form, along))
-    blocks = attention(form, tuple(results), tuple(still)).tangent([name in moving for name in still])
-    moved = compute(blocks, *still.values(), *_ordered(moving, still))
-    return {name: _result(given, name, x) for name, x in zip(results, moved, strict=True)}
-
-
-def _gradients_tangents(task: Task, x: Tensors, along: Tensors) -> Tensors:
-    """The tangents of gradients, from those of inputs and of upstream gradients."""
-    upstream, moved = part(x, "by"), part(along, "by")
-    check_smooth(upstream, "second derivative")
-    given, form = _read(task, x)
-    inputs = {name: x for name, x in along.items() if ":" not in name}
-    sides = _shaped(given, form, upstream), _shaped(given, form, inputs), _shaped(given, form, moved)
-    still, by, moving, changing = _finite(_inputs(form, given, upstream), *sides)
-    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers.split() for name in still])
+    sides = (_shaped(given, form, side) for side in (upstream, inputs, part(along, "by")))
+    still, by, moving, changing = _finite(_inputs(form, given, answered), *sides)
+    first = attention(form, tuple(answered), tuple(still))
+    if upstream:
+        first = first.gradient([name in task.answers.split() for name in still])
     blocks = first.tangent([*(name in moving for name in still), *(name in changing for name in by)])
     made = compute(blocks, *still.values(), *by.values(), *_ordered(moving, still), *_ordered(changing, by))
-    return {name: _input(given, form, name, x) for name, x in zip(first.gives, made, strict=True)}
+    put = partial(_input, given, form) if upstream else partial(_result, given)
+    return {name: put(name, y) for name, y in zip(first.gives, made, strict=True)}
 
 
 def gradients_gradients(task: Task, x: Tensors, again: Tensors, needed: Iterable[str]) -> Tensors:
@@ -191,8 +182,14 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
             labels = _chosen(form, labels, -1, queries) if of_queries else labels
             made[name] = labels[..., None, :, None] if of_queries else labels[..., None, None, :]
     for name in {"image", "groups"} & {*results}:
-        sides = _of_image(form, results[name]) if name == "image" else _of_groups(form, given, results[name])
-        for side, x in zip(("queries", "keys"), sides, strict=True):
+        sides = zip(("queries", "keys"), LABELS, results[name].shape[-2:], (len(form.rows), form.keys), strict=True)
+        for side, labels, count, size in sides:
+            if name == "groups":  # which one each token belongs to, as ones, (…, 1, tokens, groups)
+                x = given[labels] if side == "keys" else _chosen(form, given[labels], -1, queries)
+                x = x[..., None, :, None] == torch.arange(count, device=x.device)
+            else:  # each token's share in the pixels, (1, tokens, pixels)
+                shares = areas(count, size, slice(0, size))[1] if size else np.zeros((count, 0))
+                x = torch.from_numpy(shares).T[None]
             made[f"{name} of {side}"] = x.to(q.device, _usual(given))
     return made
 
@@ -200,22 +197,6 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
 def _each(x: Tensor) -> Tensor:
     """A number for each batch entry."""
     return x.long()[..., None, None, None]
-
-
-def _of_image(form: Form, image: Tensor) -> Iterable[Tensor]:
-    """The share of each query, and of each key, in a picture's pixels: (1, queries, height) and (1, keys, width)."""
-    for pixels, size in zip(image.shape[-2:], (len(form.rows), form.keys), strict=True):
-        shares = torch.from_numpy(areas(pixels, size, slice(0, size))[1]) if size else torch.zeros(pixels, 0)
-        yield shares.T[None]
-
-
-def _of_groups(form: Form, given: Arguments, groups: Tensor) -> Iterable[Tensor]:
-    """Which group each query, and each key, belongs to, as ones: (…, 1, queries or keys, groups)."""
-    for name, count in zip(LABELS, groups.shape[-2:], strict=True):
-        labels = given[name]
-        if name == "query_groups":
-            labels = _chosen(form, labels, -1, given["q"].shape[-2])
-        yield (labels[..., None, :, None] == torch.arange(count, device=labels.device))
 
 
 def _finite(inputs: Tensors, *others: Tensors) -> tuple[Tensors, ...]:

@@ -50,11 +50,12 @@ def chosen(problem: Problem, name: str | None = None) -> Engine:
     return _NATIVE if name is None and native.usable(problem) else get(choose(problem, name).engine)
 
 
-def choose(problem: Problem, name: str | None = None, want: Wanted | None = None) -> Plan:
+def choose(problem: Problem, name: str | None = None, want: Wanted | None = None, what: str = "") -> Plan:
     """The first engine with no reason against it, or the named one.
 
     name    an engine's name; None takes that of the environment variable CLEARHEAD_ENGINE, or chooses
     want    what has to be observed: an engine that does not compute all of it cannot be chosen
+    what    what it has to answer besides, such as "gradients" or "effects"
 
     Raises UnknownNameError for another name, and EngineError with every reason where no engine can run the problem.
     """
@@ -64,9 +65,10 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
     reasons: dict[str, list[str]] = {}
     order = NAMES if problem.device == "cpu" else ("native", "triton", "portable")  # Triton is slow on the CPU
     for candidate in order if name is None else (name,):
-        against = get(candidate).reasons_not(problem)
-        if want is not None:
-            against = [*against, *undeclared(get(candidate), want)]
+        engine = get(candidate)
+        against = [*engine.reasons_not(problem), *([] if want is None else undeclared(engine, want))]
+        if not against and what and not hasattr(engine, "others" if what == "effects" else what):
+            against = [f"the {candidate} engine has no {what}."]
         if not against:
             if candidate == "portable" and "native" in reasons and problem.device == "cpu":
                 _tell(native.missing())
@@ -98,23 +100,6 @@ def undeclared(engine: Engine, want: Wanted) -> list[str]:
 def able(engine: Engine, problem: Problem, want: Wanted, name: str | None = None) -> Engine:
     """The given engine, or else the first, that computes all that is wanted. Raises EngineError where none does."""
     return engine if not undeclared(engine, want) else get(choose(problem, name, want).engine)
-
-
-def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
-    """As `choose`, among the engines that answer `what`, such as "gradients". EngineError if the named one does not."""
-    name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
-    plan = choose(problem, name)
-    if hasattr(get(plan.engine), "others" if what == "effects" else what):
-        return plan
-    if name is not None:
-        raise EngineError(f"the {name} engine has no {what}.", "leave `engine` out to let clearhead choose.")
-    reasons = {**plan.reasons, plan.engine: [f"it has no {what}."]}
-    return replace(choose(problem, "portable"), reasons=reasons)
-
-
-def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> Engine:
-    """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
-    return engine if hasattr(engine, "others") else get(choose_for("effects", problem, name).engine)
 
 
 def state_of(engine: Engine, call: Call) -> State:

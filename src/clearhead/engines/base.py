@@ -42,11 +42,6 @@ class Upstream:
     distance: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
-    keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
-
-    def astype(self, dtype: np.dtype[np.generic]) -> "Upstream":
-        """The same with the output's gradient in this dtype."""
-        return self if self.output is None else replace(self, output=self.output.astype(dtype, copy=False))
 
 
 class Engine(Protocol):
@@ -84,11 +79,11 @@ class Engine(Protocol):
     def gradients(self, call: Call, state: State, upstream: Upstream) -> Results:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
-        They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
-        is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j
-        the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the
-        axes along which the bias is broadcast; "spans", where asked, is dS summed over each pair of labels and over
-        batch and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
+        They are in the problem's dtype. "v" only where upstream.output is given (then v is too): Σ_i a_ij·output_i,
+        summed over the query heads of a value head. By the score q_i·k_j the loss changes by scale·(1 -
+        tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes along which the bias is
+        broadcast; "spans", where asked, is dS summed over each pair of labels and over batch and heads where the table
+        is broadcast, in float64. Both are in the statistics' dtype.
         """
 
     def others(self, call: Call, g: Array) -> Others:
@@ -103,11 +98,6 @@ def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[s
     if supported.issuperset(RULES):  # decided without looking at the problem, so that short calls stay fast
         return []
     return refusals(who, supported, problem.active_rules())
-
-
-def elsewhere(problem: Problem) -> str:
-    """Why an engine on the CPU cannot read the arrays; "" where it can."""
-    return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
 
 
 def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
@@ -125,7 +115,10 @@ def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
         if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
             return pass_(call, *more, **named)
         wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-        rest = [x.astype(wide) if isinstance(x, Upstream) else x for x in more]
+        rest = [
+            replace(x, output=x.output.astype(wide)) if isinstance(x, Upstream) and x.output is not None else x
+            for x in more
+        ]
         in_wide = cast("Callable[..., dict[str, Array]]", pass_)
         answers = in_wide(call.astype(wide), *rest, **named)
         if "largest" in answers:  # logits have the bits that other passes over q and k compute

@@ -12,34 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import statistics_dtype
-from clearhead.core.axes import Array
+from clearhead.core import rules
+from clearhead.core.arrays import bfloat16, import_error, kernel, statistics_dtype, unrepeated
+from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.call import Call
 from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
 from clearhead.core.statistics import ORDERS, Wanted, listed
 from clearhead.core.statistics import STATISTICS as TABLE
-from clearhead.engines.base import (
-    Upstream,
-    elsewhere,
-    in_one_dtype,
-    kinds,
-    room_for_sums,
-    row_kinds,
-    unsupported,
-)
-from clearhead.engines.native_calls import RULES as RULES
-from clearhead.engines.native_calls import TYPES, bits, import_error, labels, run
-from clearhead.engines.native_calls import described as described
-from clearhead.engines.native_calls import kernel as _native
-from clearhead.engines.native_calls import output as output
-from clearhead.engines.native_calls import step as step
+from clearhead.engines.base import Upstream, in_one_dtype, kinds, room_for_sums, row_kinds, unsupported
+from clearhead.engines.threads import get_num_threads, openmp_of_torch
+from clearhead.errors import SizeError
 
+RULES = rules.EVERYWHERE
+TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
+_NO_LIMIT = 1 << 62
+_ARRAYS = [pair for name in RULES - {"scale"} for pair in rules.RULES[name].fields.items() if pair[1]]  # field, axes
 _EFFECTS = ("by_key", "by_query", "strongest")
 STATISTICS = frozenset(  # of weights as the kernel lists them; a row's state is two arrays
     "logsumexp" if name in State._fields else name
-    for name in (() if _native is None else (*_native.statistics(), *_EFFECTS))
+    for name in (() if kernel is None else (*kernel.statistics(), *_EFFECTS))
 )
 # effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
 _SUMMED = frozenset(x for x in listed("effects") if "added" in (TABLE[x].over_keys, TABLE[x].over_queries))
@@ -50,33 +43,30 @@ _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass comp
 
 def level() -> str:
     """The instruction set in use, such as "avx2"; "" if the kernel cannot run."""
-    return "" if _native is None else _native.level()
+    return "" if kernel is None else kernel.level()
 
 
 def levels() -> list[str]:
     """The instruction sets that both this build and this processor support, fastest first."""
-    return [] if _native is None else _native.levels().split()
-
-
-def compiled_levels() -> list[str]:
-    """The instruction sets that this build has, fastest first, whatever this processor has."""
-    return [] if _native is None else _native.compiled_levels().split()
+    return [] if kernel is None else kernel.levels().split()
 
 
 def absent_levels() -> list[str]:
     """The instruction sets that there are for this kind of processor and that this build lacks."""
-    present = compiled_levels()
-    return [] if _native is None else [name for name in _native.all_levels().split() if name not in present]
+    if kernel is None:
+        return []
+    return [name for name in kernel.all_levels().split() if name not in kernel.compiled_levels().split()]
 
 
 def missing() -> str:
     """Why the kernel cannot run at all, as a sentence; "" if it can."""
-    if _native is None:
+    if kernel is None:
         return _why_absent()
-    if not _native.level():
+    if not kernel.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
         if not asked:
-            return f"this build has {', '.join(compiled_levels())}, and the processor none of these: {ALL_LEVELS}."
+            present = ", ".join(kernel.compiled_levels().split())
+            return f"this build has {present}, and the processor none of these: {ALL_LEVELS}."
         return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
     return ""
 
@@ -96,7 +86,9 @@ def _why_absent() -> str:
 
 def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
-    against = [reason for reason in (missing(), elsewhere(problem)) if reason]
+    against = [reason] if (reason := missing()) else []
+    if problem.device != "cpu":
+        against.append(f"the arrays are on device {problem.device}: this engine runs on the CPU.")
     return against + unsupported("the native engine", RULES, problem)
 
 
@@ -104,7 +96,104 @@ def usable(problem: Problem) -> bool:
     """Has this engine nothing against the problem, and does the environment name no other one?"""
     if problem.described is None and not reasons_not(problem):
         described(problem)
-    return problem.described is not None and not _native.engine_named()
+    return problem.described is not None and not kernel.engine_named()
+
+
+def run(name: str, problem: Problem, *arguments: Any) -> None:
+    """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
+    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
+    try:
+        getattr(kernel, name)(threads, described(problem), *arguments)
+    except MemoryError:
+        raise SizeError(
+            "what the kernel needs to work in is larger than the machine's memory.",
+            "observe(queries=slice(0, 4096)) takes a part; merge_keys joins what disjoint keys answered.",
+        ) from None
+
+
+def output(problem: Problem, q: Any, k: Any, v: Any, *, state: bool = False) -> Any:
+    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them.
+
+    With `state` a tuple of the output and the two arrays of the rows' states.
+    """
+    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
+    return kernel.output(threads, problem.described or described(problem), q, k, v, state)
+
+
+def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:
+    """One step of decoding: write k and v to `place` of the room, and attend to all up to it; arrays or tensors.
+
+    problem   of one query and any number of keys, without a rule that asks for positions
+    room      keys and values, (batch, kv_heads, places, d) each
+    turns     by how much q and k are turned before, (2, d_k): see nn/cache.py; None: not at all
+
+    Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the arrays are no such ones.
+    """
+    return kernel.step(get_num_threads(), described(problem), q, k, v, *room, place, turns)
+
+
+def described(problem: Problem) -> Any:
+    """The problem as the kernel reads it, converted once and kept with it; contiguous arrays are not copied.
+
+    Arrays over queries and keys keep their strides. The kernel raises for an unknown name and for a missing one.
+    """
+    if problem.described is not None:
+        return problem.described
+    arrays: dict[str, Any] = {}
+    for field, axes in _ARRAYS:
+        x = getattr(problem, field)
+        if x is not None and axes == WEIGHTS:
+            x = x.view(np.uint8) if x.dtype == np.bool_ else bits(x)
+        elif x is not None:
+            once = unrepeated(x, 2) if field == "span_table" else x  # size 1 along batch and heads that share a table
+            x = np.ascontiguousarray(once, statistics_dtype(problem.dtype) if field == "span_table" else None)
+        arrays[field] = x
+    scale, (left, right) = problem.one_scale, problem.reach
+    arrays["scales"] = np.ascontiguousarray(problem.scale) if scale is None else None
+    made = kernel.describe(
+        type=TYPES[problem.dtype],
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        queries=problem.queries,
+        keys=problem.keys,
+        d_k=problem.d_k,
+        row_start=problem.rows.start,
+        row_step=problem.rows.step,
+        column_start=problem.cols.start,
+        column_step=problem.cols.step,
+        left=_NO_LIMIT if left is None else left,
+        right=_NO_LIMIT if right is None else right,
+        scale=float(problem.scale[0]) if scale is None else scale,
+        softcap=problem.softcap or 0.0,
+        team=problem.library == "torch" and _has_team(),
+        bias_type=1 if problem.bias is None else TYPES[problem.bias.dtype],
+        kept=arrays,
+        **arrays,
+    )
+    object.__setattr__(problem, "described", made)
+    return made
+
+
+@cache
+def _has_team() -> bool:
+    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
+    functions = openmp_of_torch()
+    if functions is not None:
+        kernel.use_team(*functions)
+    return functions is not None
+
+
+def bits(x: Array | None) -> Array | None:
+    """An array for the bindings: bfloat16 as uint16; copied if unaligned or if strides are no multiple of the item."""
+    if x is None:
+        return None
+    layout = x.flags
+    if not (layout.c_contiguous and layout.aligned) and (
+        not layout.aligned or any(step % x.itemsize for step in x.strides)
+    ):
+        x = x.copy()
+    return x.view(np.uint16) if x.dtype == bfloat16 else x
 
 
 @in_one_dtype
@@ -147,7 +236,8 @@ def ragged(
 def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
     """The column statistics, or all that is wanted of effects, from weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
-    more: dict[str, Any] = labels(want.groups)
+    sides = () if want.groups is None else zip(("query_labels", "key_labels"), want.groups[:2], strict=True)
+    more: dict[str, Any] = {name: np.ascontiguousarray(side, np.int64) for name, side in sides}
     results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
     if want.of == "effects":
         rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
@@ -216,8 +306,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     if v is not None and upstream.output is not None:
         known["output"] = bits(upstream.output)
     run("gradients", problem, bits(q), bits(k), bits(v), known, room)
-    number = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(number, copy=False) for name, array in room.items() if name in "qkv"}
+    answers = {name: array.astype(problem.dtype, copy=False) for name, array in room.items() if name in "qkv"}
     if upstream.bias is not None:
         answers["bias"] = _summed(room["bias"], upstream.bias)
     if upstream.spans is not None:

@@ -125,7 +125,7 @@ def transposed(call: Call, state: State | Terms, g: Array) -> Array:
 
     Of weights, blocks of zero rows are skipped.
     """
-    result = full(raw(call.q), (*_lead(call), call.problem.keys, g.shape[-1]), 0)
+    result = full(raw(call.q), (*call.q.shape[:2], call.problem.keys, g.shape[-1]), 0)
     for part, a, tile in _tiles(call, state, busy="by" if isinstance(state, State) else "", by=g):
         result[part.cols] += _turned_mix(a, tile, part.values("by"))
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
@@ -161,14 +161,14 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         result["q"][part.rows] += definition.mix(by_scores, part.values("k"), a.hidden)
         part.add_to_keys(result["k"], _turned_mix(a, by_scores, part.values("q")))
     usual = statistics_dtype(problem.dtype)
-    dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
+    dtypes = {"bias": usual, "spans": usual}
     return {name: wrapped(astype(x, dtypes.get(name, problem.dtype)), call.q) for name, x in result.items()}
 
 
 @_quiet
 def others(call: Call, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in NumPy's arrays."""
-    result = no_keys((*_lead(call), call.problem.queries))
+    result = no_keys((*call.q.shape[:2], call.problem.queries))
     for part, a in matrices(call, v=call.v, g=g):
         found = definition.others_of(a.masked, part.along())
         for array, x in zip(result, found._replace(strongest=part.among_all(found.strongest)), strict=True):
@@ -179,7 +179,7 @@ def others(call: Call, g: Array) -> Others:
 @_quiet
 def product(call: Call, terms: Terms, x: Array) -> Array:
     """E·x, (batch, heads, queries, d)."""
-    result = full(raw(call.q), (*_lead(call), call.problem.queries, x.shape[-1]), 0)
+    result = full(raw(call.q), (*call.q.shape[:2], call.problem.queries, x.shape[-1]), 0)
     for part, a, tile in _tiles(call, terms, **{"x of keys": x}):
         result[part.rows] += definition.mix(tile, part.values("x of keys"), a.hidden)
     return wrapped(astype(result, statistics_dtype(call.problem.dtype)), call.q)
@@ -197,10 +197,6 @@ def _tiles(call: Call, known: State | Terms, **more: Any) -> Iterator[tuple[Plac
             strongest = part.of_rows(known.strongest) - part.place.keys.start
             rows = part.of_rows(known.whole), part.of_rows(known.others), strongest
             yield part, a, definition.cut_effects(a, part.along(), *rows)
-
-
-def _lead(call: Call) -> tuple[int, int]:
-    return call.problem.batch, call.problem.heads
 
 
 def _turned_mix(a: Matrix, x: Any, values: Values) -> Any:

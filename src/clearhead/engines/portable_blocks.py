@@ -1,8 +1,7 @@
 """The blocks that the portable engine computes with: which there are, and where what comes of each is put."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,26 +26,15 @@ _OF_KEYS = ("k", "v", "x of keys")  # the arrays along the keys; all others are 
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
-    """Some heads of some batch entries, with their arrays in the dtype of sums."""
-
-    problem: Problem
-    batches: slice
-    heads: slice
-    arrays: dict[str, Any]
-
-    @cached_property
-    def split(self) -> dict[str, Values]:
-        """The arrays, with NaN and infinity apart."""
-        return {name: definition.split(x) for name, x in self.arrays.items()}
-
-
-@dataclass(frozen=True, eq=False)
 class PlacedBlock:
     """A block: its place among all rows and keys, its arrays, and where its sums belong."""
 
-    of: Heads
+    problem: Problem
+    arrays: dict[str, Any]  # of some heads of some batch entries, in the dtype of sums
     place: BlockPlace
+    split: dict[str, Values] = field(
+        default_factory=dict
+    )  # the arrays with NaN and infinity apart, once they are asked
     capped: Any = None  # scores after the softcap, where there is one
 
     @property
@@ -61,12 +49,13 @@ class PlacedBlock:
 
     def get(self, name: str) -> Any:
         """One of the arrays, of this block."""
-        return self.of.arrays[name][:, :, self._along(name)]
+        return self.arrays[name][:, :, self._along(name)]
 
     def values(self, name: str) -> Values:
         """The same, with NaN and infinity apart."""
-        finite, nonfinite = self.of.split[name]
-        return Values(*(None if x is None else x[:, :, self._along(name)] for x in (finite, nonfinite)))
+        if name not in self.split:
+            self.split[name] = definition.split(self.arrays[name])
+        return Values(*(None if x is None else x[:, :, self._along(name)] for x in self.split[name]))
 
     def _along(self, name: str) -> slice:
         return self.place.keys if name in _OF_KEYS else self.place.rows
@@ -89,7 +78,7 @@ class PlacedBlock:
 
     def add_to_keys(self, total: Any, x: Any) -> None:
         """Add (batch, heads, keys, d) to the key heads of `total`, which serve several heads each."""
-        heads = _serving(self.place.heads, total.shape[1], self.of.problem.heads)
+        heads = _serving(self.place.heads, total.shape[1], self.problem.heads)
         few = heads.stop - heads.start
         here = total[self.place.batches, heads, self.place.keys]
         here += x.reshape(x.shape[0], few, x.shape[1] // few, *x.shape[2:]).sum(axis=2)
@@ -117,7 +106,7 @@ class PlacedBlock:
 
     def add_image(self, total: Any, x: Any, size: tuple[int, int]) -> None:
         """Add the block's shares in the pixels of a picture (batch, heads, height, width)."""
-        problem, keys = self.of.problem, self.place.keys
+        problem, keys = self.problem, self.place.keys
         high, tall = areas(size[0], problem.queries, self.place.rows)
         for start in range(keys.start, keys.stop, _SHARED):
             stop = min(start + _SHARED, keys.stop)
@@ -127,7 +116,7 @@ class PlacedBlock:
 
     def add_largest(self, total: Any, x: Any, size: tuple[int, int]) -> None:
         """Put into each pixel what `larger` leaves of it and of the block's effects under it."""
-        sides = zip(size, (self.of.problem.queries, self.of.problem.keys), self.place[2:], strict=True)
+        sides = zip(size, (self.problem.queries, self.problem.keys), self.place[2:], strict=True)
         (high, tall), (across, broad) = (areas(pixels, length, chosen) for pixels, length, chosen in sides)
         x = largest_under(largest_under(x, tall).swapaxes(-1, -2), broad).swapaxes(-1, -2)
         here = total[(*self.place[:2], high, across)]
@@ -141,7 +130,7 @@ class PlacedBlock:
         """Put the block's effects into lists of the strongest of each head, (batch, heads, k)."""
         lead = self.place[:2]
         rows = beside(np.arange(self.place.rows.start, self.place.rows.stop), x)[:, None]
-        numbers = namespace(x).where(hidden, -1, rows * self.of.problem.keys + self.keys_among_all(x))
+        numbers = namespace(x).where(hidden, -1, rows * self.problem.keys + self.keys_among_all(x))
         flat = [y.reshape(*y.shape[:2], -1) for y in (x, numbers)]
         new = first(flat[0], flat[1], "magnitude", values.shape[-1])
         kept = values[lead], places[lead]
@@ -196,17 +185,16 @@ def matrices(
     busy     the name of an array: blocks of rows that are zero in it are left out
     arrays   further ones, (batch, heads or fewer, queries or keys, d), to be had of each part
     """
-    most = (_IN_CACHE if isinstance(call.q, np.ndarray) else _ON_DEVICE) // (
-        4 if "g" in arrays else 1
-    )  # effects take more
+    most = _IN_CACHE if isinstance(call.q, np.ndarray) else _ON_DEVICE
+    most //= 4 if "g" in arrays else 1  # effects take more
     usual = statistics_dtype(call.problem.dtype)
     tall = min(_ROWS, max(_FEWEST_ROWS, most // _reach(call.problem)), max(1, call.problem.queries))
     for of in _heads(call, arrays, max(1, most // (tall * _reach(call.problem)))):
         for rows in blocks(call.problem.queries, tall):
             if busy and not of.arrays[busy][:, :, rows].any():
                 continue
-            for place, block in _blocks(of, rows):
-                part, capped = PlacedBlock(of, place), None
+            for part, block in _blocks(of, rows):
+                capped = None
                 for name, s in definition.steps(block):
                     capped = s if name == "capped" and block.softcap is not None else capped
                 part, x = replace(part, capped=capped), block.sinks
@@ -229,8 +217,8 @@ def dense(call: Call, parts: Iterator[tuple[PlacedBlock, Any]]) -> Array:
     return wrapped(result, call.q)
 
 
-def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[Heads]:
-    """The batch entries and heads of blocks, at most so many, all of them with keys at the same positions."""
+def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[PlacedBlock]:
+    """Some batch entries and heads, at most so many, with all their rows; their keys are at the same positions."""
     problem = call.problem
     given = {"q": call.q, "k": call.k, **{name: x for name, x in arrays.items() if x is not None}}
     groups = {problem.heads // max(1, x.shape[1]) for x in given.values()}
@@ -246,10 +234,11 @@ def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[H
     dtype = np.float64 if isinstance(call.q, np.ndarray) else wide
     for batches in blocks(problem.batch, max(1, most // max(1, problem.heads)) if alike else 1):
         for chosen in blocks(problem.heads, heads):
-            yield Heads(problem, batches, chosen, {
+            place = BlockPlace(batches, chosen, slice(0, problem.queries), slice(0, problem.keys))
+            yield PlacedBlock(problem, {
                 name: astype(raw(x)[batches, _serving(chosen, x.shape[1], problem.heads)], dtype)
                 for name, x in given.items()
-            })  # fmt: skip
+            }, place)  # fmt: skip
 
 
 def _serving(heads: slice, few: int, all_heads: int) -> slice:
@@ -264,24 +253,23 @@ def _reach(problem: Problem) -> int:
     return max(1, problem.keys if left is None or right is None else min(problem.keys, left + right + _ROWS))
 
 
-def _blocks(of: Heads, rows: slice) -> Iterator[tuple[BlockPlace, Block]]:
+def _blocks(of: PlacedBlock, rows: slice) -> Iterator[tuple[PlacedBlock, Block]]:
     """The block of these rows, with the keys from the first to the last that any of them sees; none where none does."""
     problem, q, k = of.problem, of.arrays["q"][:, :, rows], of.arrays["k"]
-    keys = visibility.key_span(problem, of.batches.start, rows)
-    place = BlockPlace(of.batches, of.heads, rows, keys)
+    keys = visibility.key_span(problem, of.place.batches.start, rows)
+    place = of.place._replace(rows=rows, keys=keys)
     if keys.start == keys.stop:
         return
     block = block_of(problem, place, q, k[:, :, keys])
-    if problem.mask is None and problem.bias is None and problem.kv_segments is None and problem.span_table is None:
-        yield place, block
-        return
-    seen = visibility.visible(block)
-    assert seen is not None
-    found = np.flatnonzero(on_host(seen.any(axis=(0, 1, 2))))
-    if not found.size:
-        return
-    if seen.shape[-1] > 1 and found[-1] - found[0] + 1 < seen.shape[-1]:  # nothing beyond is multiplied
-        seen = seen[..., found[0] : found[-1] + 1]
-        place = place._replace(keys=slice(keys.start + int(found[0]), keys.start + int(found[-1]) + 1))
-        block = block_of(problem, place, q, k[:, :, place.keys])
-    yield place, replace(block, seen=seen)
+    if any(x is not None for x in (block.mask, block.bias, block.kv_segments, block.span_table)):
+        seen = visibility.visible(block)
+        assert seen is not None
+        found = np.flatnonzero(on_host(seen.any(axis=(0, 1, 2))))
+        if not found.size:
+            return
+        if seen.shape[-1] > 1 and found[-1] - found[0] + 1 < seen.shape[-1]:  # nothing beyond is multiplied
+            seen = seen[..., found[0] : found[-1] + 1]
+            place = place._replace(keys=slice(keys.start + int(found[0]), keys.start + int(found[-1]) + 1))
+            block = block_of(problem, place, q, k[:, :, place.keys])
+        block = replace(block, seen=seen)
+    yield replace(of, place=place), block

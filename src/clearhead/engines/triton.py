@@ -1,4 +1,4 @@
-"""The Triton engine: launches the kernels in gpu/ on tensors in a GPU's memory; no arithmetic of its own.
+"""The Triton engine: launches the kernels in gpu/ on tensors in a GPU's memory; gpu/passes.py has its passes.
 
 It is experimental: its kernels have run in Triton's interpreter only, never on a GPU. It answers rows, columns without
 groups, single weights, Aᵀ·g and the first derivative, under all rules; it has no contributions, cut effects, forward
@@ -9,49 +9,24 @@ Sums are in float32 (float64 for float64). Products of float32 inputs use full p
 interpreter runs the same kernels on the CPU's memory if TRITON_INTERPRET is set: slowly, for tests.
 """
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar, cast
-
-import numpy as np
-
-from clearhead.core.axes import Array
-from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
-from clearhead.core.state import State
-from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Upstream, in_one_dtype, unsupported
+from clearhead.engines.base import unsupported
+from clearhead.engines.gpu import MOST_D
 
 try:
-    import torch
     import triton
 
-    from clearhead.engines.gpu import columns as column_kernels
-    from clearhead.engines.gpu import passes
-    from clearhead.engines.gpu import rows as row_kernels
-    from clearhead.engines.gpu import tensors as gpu
-
-    STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
+    from clearhead.engines.gpu.passes import STATISTICS as STATISTICS
+    from clearhead.engines.gpu.passes import columns as columns
+    from clearhead.engines.gpu.passes import gradients as gradients
+    from clearhead.engines.gpu.passes import rows as rows
+    from clearhead.engines.gpu.passes import transposed as transposed
+    from clearhead.engines.gpu.passes import weights as weights
 except ImportError:
     triton, STATISTICS = None, frozenset()
 
 RULES = EVERYWHERE
-MOST_D = 256
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _there(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Launch on q's device; in the interpreter, which computes with NumPy, silence warnings about NaN and infinity."""
-
-    @wraps(pass_)
-    def launched(*args: _P.args, **named: _P.kwargs) -> _R:
-        device = gpu.device_of(cast("Call", args[0]).q)
-        with torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore"):
-            return pass_(*args, **named)
-
-    return launched
 
 
 def missing() -> str:
@@ -69,41 +44,3 @@ def reasons_not(problem: Problem) -> list[str]:
     if problem.d_k > MOST_D:
         against.append(f"d_k is {problem.d_k}: the kernels hold at most {MOST_D}.")
     return against + unsupported("the triton engine", RULES, problem)
-
-
-def _arrays(tensors: "dict[str, torch.Tensor]", like: Array) -> dict[str, Array]:
-    return {name: gpu.from_tensor(tensor, like) for name, tensor in tensors.items()}
-
-
-@_there
-@in_one_dtype
-def rows(call: Call, want: Wanted) -> dict[str, Array]:
-    """The output and the row statistics, in one pass over the keys."""
-    return _arrays(passes.observe_rows(call, want, MOST_D), call.q)
-
-
-@_there
-def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from weights recomputed with the rows' states."""
-    return _arrays(passes.observe_columns(call, state, want), call.q)
-
-
-@_there
-def weights(call: Call, state: State) -> Array:
-    """Every weight of this (small) problem: exp((logit - m) - l)."""
-    return gpu.from_tensor(passes.weights(call, state), call.q)
-
-
-@_there
-def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
-    return gpu.from_tensor(passes.transposed(call, state, g, MOST_D), call.q)
-
-
-@_there
-@in_one_dtype
-def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
-    """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
-    problem = call.problem
-    number = gpu.statistics(problem) if upstream.keep_float32 else gpu.torch_dtype(problem.dtype)
-    return _arrays(passes.differentiate(call, state, upstream, number, MOST_D), call.q)

@@ -134,7 +134,7 @@ def through(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
     (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
     """
     inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
-    engine = engines.get(engines.choose_for("gradients", inputs.problem).engine)
+    engine = engines.get(engines.choose(inputs.problem, what="gradients").engine)
     answers = {"output": part.output[None], **{name: x[None] for name, x in part.state._asdict().items()}}
     heads, tokens = len(part.q), part.k.shape[1]
     bias = None if part.gates is None else (1, heads, 1, tokens)

@@ -1,10 +1,10 @@
 """The public operations: attention, AttentionMatrix, rollout, and what stands behind them.
 
 attention          attention() and plan()
-matrix             AttentionMatrix; matrix_data: its arrays and rules; indexing: its indices, its transpose
+matrix             AttentionMatrix
 lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic
-causes             EffectMatrix: what each edge did; cause_inputs: its arguments; spans_cut: whole spans
+causes             EffectMatrix: what each edge did; spans_cut: whole spans
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one, a softcap for each head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged

@@ -168,15 +168,10 @@ def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
     return cap
 
 
-def _spans_over(name: str, value: Any, t: Array, q: Any) -> tuple[Any, Any, Any]:
-    queries, keys, table = parts_of(value)
-    return queries, keys, _over(name, table, t, q)
-
-
 _OVER: dict[str, Callable[[str, Any, Array, Any], Any]] = {
     "scale": _scale_over,
     "softcap": _softcap_over,
-    "spans": _spans_over,
+    "spans": lambda name, value, t, q: (*parts_of(value)[:2], _over(name, parts_of(value)[2], t, q)),
 }
 
 

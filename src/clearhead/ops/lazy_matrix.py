@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from math import prod
 from numbers import Number
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from clearhead.core import room
-from clearhead.core.arrays import as_rule_array, empty, to_device_of
+from clearhead.core.arrays import as_rule_array, to_device_of
 from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.rule_values import read_slice
-from clearhead.core.state import State
-from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
@@ -115,7 +113,7 @@ class LazyMatrix(NeverStored):
         call = self.call
         ranges, shape, swap = read_index(key, self.shape, transposed=transposed)
         if 0 in shape:
-            tile = empty(call.q, shape, self.dtype)
+            tile = to_device_of(np.empty(shape, self.dtype), call.q)
         else:
             if prod(shape) * 8 > room.SMALL:
                 what, instead = self.words
@@ -131,23 +129,6 @@ class LazyMatrix(NeverStored):
     def _restore(self, x: Array) -> Any:
         """Turn a result in the caller's axes into the kind of array that q is, where q lies."""
         return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
-
-
-class WeightMatrix(Protocol):
-    """What effects of edges read of an AttentionMatrix."""
-
-    @property
-    def call(self) -> Call: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def state(self) -> State: ...  # of all rows
-    @property
-    def known_state(self) -> State | None: ...  # None where it is not known yet
-    def with_call(self, call: Call, state: State | None = None) -> "WeightMatrix": ...
-    def effect_engine(self) -> Engine: ...
 
 
 class TransposedMatrix(NeverStored):

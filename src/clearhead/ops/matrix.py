@@ -22,7 +22,7 @@ from clearhead.core.torch_state import graphed
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.loading import load
-from clearhead.ops import cause_inputs
+from clearhead.ops import causes
 from clearhead.ops.attention import recorder_of
 from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.display import Display
@@ -147,7 +147,9 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
 
     def effect_engine(self) -> Engine:
         """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
-        return engines.with_effects(self._engine, self.call.problem, self._asked_engine)
+        if hasattr(self._engine, "others"):
+            return self._engine
+        return engines.get(engines.choose(self.call.problem, self._asked_engine, what="effects").engine)
 
     def _recorder_with(self, *others: Any) -> ModuleType | None:
         """The module that computes DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
@@ -328,7 +330,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
                [1., 3.]])
         """
         plain = self._plain("contributions", "A.contributions(v, g)")
-        return EffectMatrix(*cause_inputs.contributions(plain, v, g, output))
+        return causes.contributions(plain, v, g, output)
 
     def cut_effects(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> EffectMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
@@ -351,7 +353,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> A.cut_effects(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
         array([ 0., -2.])
         """
-        return EffectMatrix(*cause_inputs.cut_effects(self._plain("cuts", "A.cut_effects(v, g)"), v, g, rest))
+        return causes.cut_effects(self._plain("cuts", "A.cut_effects(v, g)"), v, g, rest)
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.

@@ -58,7 +58,7 @@ class Observation(Answers):
         for part in (self, other):
             _check_without_sinks(part)
         result = merging.over_keys(self.statistics(), other.statistics(), self.keys)
-        return _observation(result, queries=self.queries, keys=self.keys + other.keys)
+        return observation(result, queries=self.queries, keys=self.keys + other.keys)
 
     def with_sinks(self, sinks: Any) -> "Observation":
         """The same result with one extra logit per head, (heads,), in each row's denominator.
@@ -79,7 +79,7 @@ class Observation(Answers):
         logits = one_per_head("sinks", sinks, heads, largest.ndim + 1)
         kept = states.of_sinks(logits if largest.ndim > 1 else logits[0], largest)
         result = merging.weighed(self.statistics(), {"logsumexp": kept}, self.keys)
-        return _observation(result, queries=self.queries, keys=self.keys, sinks=True)
+        return observation(result, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
@@ -115,7 +115,7 @@ class Observation(Answers):
                     "choose heights so that each pixel covers equally many queries, and one width.",
                 )
         result = merging.over_queries(self.statistics(), other.statistics())
-        return _observation(result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
+        return observation(result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
         """The same result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
@@ -135,7 +135,7 @@ class Observation(Answers):
                 result[name] = type(value)(*(_pick_heads(name, x, axis, chosen) for x in value))
             elif value is not None:
                 result[name] = _pick_heads(name, value, axis, chosen)
-        return _observation(result, queries=self.queries, keys=self.keys, sinks=self.sinks)
+        return observation(result, queries=self.queries, keys=self.keys, sinks=self.sinks)
 
     def __repr__(self) -> str:
         result = self.statistics() | {"top": None if self.top is None else self.top.weights}
@@ -163,15 +163,11 @@ class Observation(Answers):
         return bundle
 
 
-def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
-    """An Observation from an engine's arrays by name; `sinks` says whether the problem had any."""
-    return Observation(**joined_arrays(result), queries=queries, keys=keys, sinks=sinks)
-
-
-def _observation(result: dict[str, Any], **more: Any) -> Observation:
-    """An Observation from statistics by name."""
+def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool = False) -> Observation:
+    """An Observation from statistics, or an engine's arrays, by name; `sinks` says whether the problem had any."""
     state: State | None = result.pop("logsumexp", None)
-    return Observation(**result, **({} if state is None else state._asdict()), **more)
+    arrays = joined_arrays(result) | ({} if state is None else state._asdict())
+    return Observation(**arrays, queries=queries, keys=keys, sinks=sinks)
 
 
 def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Observation:

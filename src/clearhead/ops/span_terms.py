@@ -64,14 +64,18 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
     if not terms:
         return None
     if len(terms) == 1:
-        return _plain(terms[0].query_labels), _plain(terms[0].key_labels), _plain_table(terms[0].table)
+        return _plain(terms[0].query_labels, 1), _plain(terms[0].key_labels, 1), _plain(terms[0].table, 2)
     queries, rows = _refined([term.query_labels for term in terms])
     keys, columns = _refined([term.key_labels for term in terms])
     tables = _of_one_kind([term.table for term in terms])
     table: Any = 0
-    for one, row, column in zip(tables, rows, columns, strict=True):
-        table = table + _with_zeros(one)[:, :, row[:, None], column]
-    return _plain(queries), _plain(keys), _plain_table(table)
+    for one, row, column in zip(
+        tables, rows, columns, strict=True
+    ):  # a last row and column of zeros are for the label -1
+        pad = np.pad if (torch := torch_of(one)) is None else torch.nn.functional.pad
+        wide = pad(one, ((0, 0), (0, 0), (0, 1), (0, 1)) if torch is None else (0, 1, 0, 1))
+        table = table + wide[:, :, row[:, None], column]
+    return _plain(queries, 1), _plain(keys, 1), _plain(table, 2)
 
 
 def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
@@ -107,13 +111,6 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in present]
 
 
-def _with_zeros(table: Any) -> Any:
-    """The table with a last row and a last column of zeros, which the label -1 selects."""
-    if (torch := torch_of(table)) is not None:
-        return torch.nn.functional.pad(table, (0, 1, 0, 1))
-    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
-
-
 def _cat(labels: Sequence[Array]) -> Array:
     lead = max(part.shape[0] for part in labels)
     return np.concatenate([np.broadcast_to(part, (lead, part.shape[1])) for part in labels], axis=1)
@@ -125,15 +122,11 @@ def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
     return [table if type(table) is type(kind) else numbers_like(table, kind) for table in tables]
 
 
-def _plain(labels: Array) -> Array:
-    return labels[0] if labels.shape[0] == 1 else labels
-
-
-def _plain_table(table: Any) -> Any:
-    """The table without leading axes of length 1."""
-    while table.ndim > 2 and table.shape[0] == 1:
-        table = table[0]
-    return table
+def _plain(x: Any, most: int) -> Any:
+    """Labels or a table without leading axes of length 1, down to `most` axes."""
+    while x.ndim > most and x.shape[0] == 1:
+        x = x[0]
+    return x
 
 
 def host(x: Any) -> Array:

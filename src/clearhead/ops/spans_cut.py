@@ -32,7 +32,10 @@ def cut_spans(engine: Engine, call: Call, g: Array, groups: Groups) -> Array:
         for rows in blocks(problem.queries, step):
             part = call.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
             answers = of_spans(engine, part, along[batch, :, rows], groups.keys[batch], counts[1])
-            add_changes(result[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
+            labels, change = groups.queries[batch, rows], changes(*answers, problem.sinks)
+            with np.errstate(invalid="ignore"):  # inf - inf
+                for into, each in zip(result[batch], change, strict=True):
+                    np.add.at(into, labels[labels >= 0], each[labels >= 0])
     return result
 
 
@@ -87,13 +90,6 @@ def changes(state: State, mean: Array, sinks: Array | None) -> Array:
     share = states.share(np, state, states.taken(before, ..., slice(-1, None)))
     change: Array = (share * (others - mean))[..., :-1]
     return change
-
-
-@np.errstate(invalid="ignore")  # inf - inf
-def add_changes(total: Array, change: Array, labels: Array) -> None:
-    """Add the changes (heads, queries, spans) of the queries of each group to found (heads, groups, spans)."""
-    for into, each in zip(total, change, strict=True):
-        np.add.at(into, labels[labels >= 0], each[labels >= 0])
 
 
 def _running(state: State, mean: Array) -> tuple[State, Array]:

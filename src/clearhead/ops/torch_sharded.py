@@ -162,17 +162,15 @@ class _Shards:
 
     def _placement(self, x: DTensor, axes: tuple[Axis, ...], split: int | None) -> Placement:
         """How x goes with q along an axis of the mesh that shards this axis of q."""
+        of_heads = split is not None and split == self.queries - 1 >= 0
+        ranks = self.q.device_mesh.shape[self.split.index(split)] if of_heads else 1
+        whole = self.problem.group == 1 or self.problem.kv_heads % ranks == 0  # groups of heads on each rank
         for place, axis in zip(range(-1, -1 - x.ndim, -1), reversed(axes), strict=False):
             same = axis == split and x.shape[place] == self.q.shape[split]
             gathered = axis == "keys" and split == self.queries and self.queries not in axes
-            if same or gathered or (axis == "kv_heads" and split == self.queries - 1 >= 0 and self._whole_groups()):
+            if same or gathered or (axis == "kv_heads" and of_heads and whole):
                 return Shard(x.ndim + place)
         return Replicate()
-
-    def _whole_groups(self) -> bool:
-        """Does each rank have the key heads of its query heads, where both are sharded?"""
-        ranks = self.q.device_mesh.shape[self.split.index(self.queries - 1)]
-        return self.problem.group == 1 or self.problem.kv_heads % ranks == 0
 
     def _check_asked(self, want: Wanted, v: Any, queries: slice) -> None:
         """Raise RuleError for what cannot be put together from the queries of several ranks."""

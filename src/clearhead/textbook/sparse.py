@@ -36,7 +36,7 @@ def sparse_patterns(n: int, width: int) -> tuple[Pattern, ...]:
     [('full', 144), ('window', 54), ('blocks', 60), ('segments', 24)]
     """
     n, width = whole_number("n", n, 1), whole_number("width", width, 1)
-    check_room("{n} × {n} pairs", 24 * n * n, "give a smaller n.", n=n)
+    check_room(f"{n} × {n} pairs", 24 * n * n, "give a smaller n.")
     labels = np.arange(n) // width
     count = int(labels[-1]) + 1
     behind = np.subtract.outer(np.arange(count), np.arange(count))

@@ -3,12 +3,12 @@
 from collections import deque
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 LATEST = 4  # calls of each reason whose shapes are kept
+_Seen = tuple[torch.dtype, tuple[tuple[int, ...] | str | None, ...], str]  # of a call, with a note; not its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +43,13 @@ class Calls:
         return "\n".join([f"clearhead is {state}.", *map(str, self.routes)])
 
 
-class _Seen(NamedTuple):
-    """What is kept of a call; not its tensors."""
-
-    dtype: torch.dtype
-    shapes: tuple[tuple[int, ...] | str | None, ...]
-    note: str
-
-    def __str__(self) -> str:
-        named = zip(("query", "key", "value", "mask"), self.shapes, strict=False)
-        sizes = [f"{name} {shape}" for name, shape in named if shape is not None]
-        return ", ".join([str(self.dtype).removeprefix("torch."), *sizes]) + (f": {self.note}" if self.note else "")
-
-
 _lock = Lock()
 _routes: dict[tuple[str, str], tuple[int, deque[_Seen]]] = {}  # how many calls, and the latest
 
 
 def count(computed_by: str, reason: str, query: Tensor, *others: Tensor | None, note: str = "") -> None:
     """Count a call with this query, key, value and mask. There are few reasons, and each is kept."""
-    route, seen = (computed_by, reason), _Seen(query.dtype, tuple(map(_shape, (query, *others))), note)
+    route, seen = (computed_by, reason), (query.dtype, tuple(map(_shape, (query, *others))), note)
     with _lock:
         number, latest = _routes.get(route, (0, deque(maxlen=LATEST)))
         if seen in latest:
@@ -75,10 +62,17 @@ def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:
     return None if x is None else "nested" if x.is_nested else tuple(x.shape)
 
 
+def _words(seen: _Seen) -> str:
+    dtype, shapes, note = seen
+    named = zip(("query", "key", "value", "mask"), shapes, strict=False)
+    sizes = [f"{name} {shape}" for name, shape in named if shape is not None]
+    return ", ".join([str(dtype).removeprefix("torch."), *sizes]) + (f": {note}" if note else "")
+
+
 def counted() -> tuple[Route, ...]:
     """All routes, those of clearhead first, the most frequent first."""
     with _lock:
-        routes = [Route(*route, number, tuple(map(str, latest))) for route, (number, latest) in _routes.items()]
+        routes = [Route(*route, number, tuple(map(_words, latest))) for route, (number, latest) in _routes.items()]
     return tuple(sorted(routes, key=lambda route: (route.computed_by != "clearhead", -route.count)))
 
 

@@ -64,7 +64,8 @@ def scaled_dot_product_attention(
         if scale is not None:
             plainly["scale"] = scale
         problem = known(query, key, value, plainly)
-        shares = problem is None or problem.heads != problem.kv_heads  # then enable_gqa says whether it may
+        # with grouped heads enable_gqa says whether that may be, and it is refused where there are no heads
+        shares = problem is None or problem.heads != problem.kv_heads or (enable_gqa and query.ndim == 2)
         if problem is not None and not shares and native.usable(problem):
             output: Tensor | None = native.output(problem, query, key, value)
             if output is not None:

@@ -20,8 +20,8 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
-from clearhead.core.problem import Arrays, Problem, problem_of
-from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place, read_threads
+from clearhead.core.problem import Problem, problem_of
+from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
 from clearhead.core.torch_state import plain
 from clearhead.engines import native
@@ -117,8 +117,10 @@ def varlen_attn(
         want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
         rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
         problem, results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
-        if call is not None and problem is not None:
-            _remember(call, tensors, problem, results)
+        if call is not None and problem is not None and all(x is None or isinstance(x, Tensor) for x in tensors):
+            if len(_calls) >= _MOST:
+                _calls.pop(next(iter(_calls)))
+            _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
     if asked:
         return Answers(**joined_arrays(results))
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
@@ -237,10 +239,10 @@ def _ends(name: str, value: Any, count: int, of: str) -> Array:
     return ends
 
 
-def _arrays(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None) -> Arrays:
-    """What the problem of a request with so many queries and keys has to know of the arrays."""
-    shapes = tuple((x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys)))
-    return Arrays(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", read_threads(num_threads))
+def _problem(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None, rules: Any) -> Problem:
+    """The problem of a request with so many queries and keys."""
+    shapes = [(x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys))]
+    return problem_of(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", num_threads, rules)
 
 
 def _keys_of(x: Array, layout: Layout, request: int) -> Array:
@@ -257,7 +259,7 @@ def _checked(
     """The answers by name; and the problem of one query and key, where the native engine computed them."""
     (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
     layout = _layout(q, k, v, tensors[3:], enable_gqa)
-    problem = problem_of(_arrays(q, k, v, 1, 1, num_threads), rules)
+    problem = _problem(q, k, v, 1, 1, num_threads, rules)
     chosen = engines.get(engines.choose(problem, engine, want).engine)
     whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
     check_room(whole, want, v.shape[-1])
@@ -283,7 +285,7 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
         return [None if x is None else torch.from_numpy(x) for x in arrays]
 
     (a, _), (b, _), (c, _) = (as_array(x.view(dtype), name) for x, name in zip(tensors(q, k, v), _NAMES, strict=True))
-    problem = problem_of(_arrays(a, b, c, 1, 1, None), read)
+    problem = _problem(a, b, c, 1, 1, None, read)
     chosen = engines.get(engines.choose(problem, None, want).engine)
     room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
     kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
@@ -311,8 +313,8 @@ def _one_by_one(
     (q, k, v), first = arrays, 0
     for request, (start, stop) in enumerate(pairwise(layout.starts.tolist())):
         count = int(layout.lengths[request])
-        of = _arrays(q, k, v, stop - start, count, None)
-        one = problem_of(of, rules | {"query_offset": count - (stop - start)})
+        offset = {"query_offset": count - (stop - start)}
+        one = _problem(q, k, v, stop - start, count, None, rules | offset)
         local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
         a, b, c = (x[None].swapaxes(1, 2) for x in local)
         answers = engines.answer(engine, Call(one, a, b, c), want)
@@ -320,14 +322,6 @@ def _one_by_one(
             part = slice(first, first + count) if name in _KEYS else slice(start, stop)
             x[part] = answers[name][0].swapaxes(0, 1)
         first += count
-
-
-def _remember(call: Hashable, tensors: Tensors, problem: Problem, results: dict[str, Any]) -> None:
-    """Let such calls be repeated on other tensors of the same kinds, where all are tensors."""
-    if all(x is None or isinstance(x, Tensor) for x in tensors):
-        if len(_calls) >= _MOST:
-            _calls.pop(next(iter(_calls)))
-        _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
 
 
 def _kinds(q: Tensor, k: Tensor, v: Tensor) -> Hashable:

@@ -139,11 +139,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         _, keys, values = self.cache
         if self.writes and key is not None and value is not None:
             keys[of.slots], values[of.slots] = read_bits(key)[: of.tokens], read_bits(value)[: of.tokens]
-        q, out, window = (
-            read_bits(query)[: of.tokens],
-            read_bits(output)[: of.tokens],
-            (self.left, 0 if of.causal else -1),
-        )
+        q, out = read_bits(query)[: of.tokens], read_bits(output)[: of.tokens]
+        window = self.left, 0 if of.causal else -1
         step = of.step if of.step is not None and of.step.asks(self.layer) else None
         if step is None or not step.all:
             self.attend(q, of.where, out, {}, window_size=window)

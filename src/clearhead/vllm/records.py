@@ -6,9 +6,11 @@ are computed and kept: of a step's other tokens, which are those of prompts, non
 
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +18,11 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_flag
 from clearhead.errors import RuleError, expected, unknown
-from clearhead.vllm.export import Means
 
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
 KEY = "clearhead"  # among the extra arguments of a request
 _MOST = 1000  # requests that are kept
+_UNITS = {"entropy": "nats", "first": "share", "spans": "share"}  # of what is exported
 _CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
 
 
@@ -128,6 +130,40 @@ class Step:
             where = np.arange(len(ranges) + 1, dtype=np.int32), None, ends - firsts * self.page, pages
             self._parts[left] = Parts(matrix, rows, where, (self.lengths[rows] - ends)[:, None])
         return self._parts[left]
+
+
+class Means:
+    """The means over layers, heads and the tokens generated so far."""
+
+    def __init__(self) -> None:
+        self.start, self.tokens = time.time_ns(), 0
+        self.sums: dict[str, Any] = {}
+
+    def add(self, seen: dict[str, Array]) -> None:
+        """Add one token: its statistics, (layers, heads, …)."""
+        self.tokens += 1
+        for name in _UNITS.keys() & seen.keys():
+            self.sums[name] = self.sums.get(name, 0.0) + seen[name].astype(np.float64)
+
+    def export(self, request: str) -> None:
+        """Send them to OpenTelemetry and Prometheus, whichever is on. Of spans, a metric has the sum."""
+        means = {name: (total.mean((0, 1)) / self.tokens).tolist() for name, total in self.sums.items()}
+        with suppress(ImportError):
+            for name, mean in means.items():
+                _histogram(name).observe(float(np.sum(mean)))
+        with suppress(ImportError):
+            from opentelemetry import trace
+
+            said = {f"clearhead.{name}": mean for name, mean in means.items()}
+            said |= {"gen_ai.request.id": request.rpartition("-")[0], "clearhead.tokens": self.tokens}
+            trace.get_tracer("clearhead").start_span("attention", attributes=said, start_time=self.start).end()
+
+
+@cache
+def _histogram(name: str) -> Any:
+    from prometheus_client import Histogram
+
+    return Histogram(f"clearhead_attention_{name}_{_UNITS[name]}", f"Mean of a request's attention: {name}.")
 
 
 class Recorder:

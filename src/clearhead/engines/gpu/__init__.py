@@ -4,3 +4,5 @@ The same source runs compiled and in Triton's interpreter (TRITON_INTERPRET=1, t
 run in the interpreter, never on a GPU. The kernels keep logits in units of ln 2, since the hardware has exp2; results
 are in nats.
 """
+
+MOST_D = 256  # columns that the kernels hold

@@ -1,7 +1,5 @@
 """The column pass: sums and maxima over the queries of weights, the weights themselves, and the pixels of an image."""
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -9,14 +7,6 @@ from clearhead.engines.gpu.sweeps import over_keys, over_queries, placed, progra
 from clearhead.engines.gpu.tiles import indices, key_block, query_block, weights
 
 STATISTICS = frozenset(("received", "peak", "image"))
-
-
-class Columns(NamedTuple):
-    """Where the results are written: contiguous (batch, heads, …); None where not requested."""
-
-    received: Any = None  # (batch, heads, keys)
-    peak: Any = None
-    weights: Any = None  # (batch, heads, queries, keys)
 
 
 @triton.jit

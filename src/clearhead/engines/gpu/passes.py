@@ -1,7 +1,9 @@
 """The passes over one problem: its arrays and rules as the kernels read them, and the launch of the kernels."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -11,16 +13,36 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Kind, Upstream, kinds, row_kinds
-from clearhead.engines.gpu import columns, gradients, rows
+from clearhead.engines.base import Kind, Upstream, in_one_dtype, kinds, row_kinds
+from clearhead.engines.gpu import MOST_D
+from clearhead.engines.gpu import columns as column_kernels
+from clearhead.engines.gpu import gradients as gradient_kernels
+from clearhead.engines.gpu import rows as row_kernels
 from clearhead.engines.gpu import tensors as gpu
-from clearhead.engines.gpu.arguments import Inputs, TileSizes
-from clearhead.engines.gpu.columns import Columns
 from clearhead.engines.gpu.gradients import Loss
-from clearhead.engines.gpu.rows import Rows
+from clearhead.engines.gpu.rules import Inputs, Results, TileSizes
 
 Answers = dict[str, torch.Tensor]
 BAND = 64  # labels of keys per launch
+STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _there(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Launch on q's device; in the interpreter, which computes with NumPy, silence warnings about NaN and infinity."""
+
+    @wraps(pass_)
+    def launched(*args: _P.args, **named: _P.kwargs) -> _R:
+        device = gpu.device_of(cast("Call", args[0]).q)
+        with torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore"):
+            return pass_(*args, **named)
+
+    return launched
+
+
+def _arrays(tensors: Answers, like: Array) -> dict[str, Array]:
+    return {name: gpu.from_tensor(tensor, like) for name, tensor in tensors.items()}
 
 
 class Pass:
@@ -65,88 +87,99 @@ class Pass:
         return {name: self.zeros(*shape, dtype=gpu.torch_dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
 
-def observe_rows(call: Call, want: Wanted, most: int) -> Answers:
-    """The output and the row statistics; an output with more than `most` columns in slices, the rest with the first."""
+@_there
+@in_one_dtype
+def rows(call: Call, want: Wanted) -> dict[str, Array]:
+    """The output and the row statistics; an output with more than MOST_D columns in slices, the rest with the first."""
+    return _arrays(_rows(call, want), call.q)
+
+
+def _rows(call: Call, want: Wanted) -> Answers:
     problem, v = call.problem, call.v if want.output else None
-    if v is not None and v.shape[-1] > most:
+    if v is not None and v.shape[-1] > MOST_D:
         results, outputs = Answers(), []
-        for start in range(0, v.shape[-1], most):
-            part = observe_rows(call.with_values(v[..., start : start + most]), want, most)
+        for start in range(0, v.shape[-1], MOST_D):
+            part = _rows(call.with_values(v[..., start : start + MOST_D]), want)
             outputs.append(part.pop("output"))
             results = results or part
             want = Wanted(output=True, keep_float32=want.keep_float32)
         return {**results, "output": torch.cat(outputs, -1)}
     run = Pass(call.with_values(v), "observed")
-    results = run.rooms(row_kinds(problem, v, want, rows.STATISTICS))
+    results = run.rooms(row_kinds(problem, v, want, row_kernels.STATISTICS))
     if run.heads * problem.queries:  # without keys too: their states are -inf and 0 then
         slots = max(2, next_power_of_2(want.top or 0))
         run.launch(
-            rows.rows, run.strips(problem.queries) * run.heads, want=Rows(**results), count=want.top or 0,
+            row_kernels.rows, run.strips(problem.queries) * run.heads, want=Results(**results), count=want.top or 0,
             TOP=slots,
         )  # fmt: skip
     return results
 
 
-def observe_columns(call: Call, state: State, want: Wanted) -> Answers:
-    """The column statistics."""
+@_there
+def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
+    """The column statistics, from weights recomputed with the rows' states."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
-    results = run.rooms(kinds(problem, want, want.columns(), columns.STATISTICS))
-    per_key = {name: tensor for name, tensor in results.items() if name in Columns._fields}
+    results = run.rooms(kinds(problem, want, want.columns(), column_kernels.STATISTICS))
+    per_key = {name: tensor for name, tensor in results.items() if name in Results._fields}
     if per_key:
-        _columns(run, state, Columns(**per_key))
+        _columns(run, state, Results(**per_key))
     if "image" in results and results["image"].numel() and not run.empty:
         height, width = results["image"].shape[-2:]
         # a pixel reads whole tiles: small ones where it has few queries and keys
         small = [gpu.padded(size // pixels) for size, pixels in ((problem.queries, height), (problem.keys, width))]
         sizes = run.sizes._replace(M=min(run.sizes.M, small[0]), N=min(run.sizes.N, small[1]))
         run.launch(
-            columns.pixels, height * width * run.heads, sizes, state=run.states(state),
+            column_kernels.pixels, height * width * run.heads, sizes, state=run.states(state),
             to=results["image"], height=height, width=width,
         )  # fmt: skip
-    return results
+    return _arrays(results, call.q)
 
 
-def weights(call: Call, state: State) -> torch.Tensor:
-    """Every weight of this (small) problem, (batch, heads, queries, keys)."""
+@_there
+def weights(call: Call, state: State) -> Array:
+    """Every weight of this (small) problem, (batch, heads, queries, keys): exp((logit - m) - l)."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     result = run.zeros(problem.batch, problem.heads, problem.queries, problem.keys)
-    _columns(run, state, Columns(weights=result))
-    return result
+    _columns(run, state, Results(weights=result))
+    return gpu.from_tensor(result, call.q)
 
 
-def _columns(run: Pass, state: State, to: Columns) -> None:
+def _columns(run: Pass, state: State, to: Results) -> None:
     if not run.empty:
         programs = run.strips(run.problem.keys) * run.heads
-        run.launch(columns.columns, programs, state=run.states(state), to=to)
+        run.launch(column_kernels.columns, programs, state=run.states(state), to=to)
 
 
-def transposed(call: Call, state: State, g: Array, most: int) -> torch.Tensor:
-    """Aᵀ·g, (batch, heads, keys, d), in slices of at most `most` columns: what `gradients.keys` answers for v."""
+@_there
+def transposed(call: Call, state: State, g: Array) -> Array:
+    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d): what the kernel `keys` answers for v."""
     problem = call.problem
     parts = []
-    for start in range(0, max(1, g.shape[-1]), most):
-        run = Pass(call.with_values(None), "gradients", g[..., start : start + most])
+    for start in range(0, max(1, g.shape[-1]), MOST_D):
+        run = Pass(call.with_values(None), "gradients", g[..., start : start + MOST_D])
         parts.append(run.zeros(problem.batch, problem.heads, problem.keys, run.sizes.d_v))
         if not run.empty:
             loss = Loss(run.states(state))
             programs = run.strips(problem.keys) * run.heads
-            run.launch(gradients.keys, programs, loss=loss, out_k=None, out_v=parts[-1])
-    return torch.cat(parts, -1)
+            run.launch(gradient_kernels.keys, programs, loss=loss, out_k=None, out_v=parts[-1])
+    return gpu.from_tensor(torch.cat(parts, -1), call.q)
 
 
-def differentiate(call: Call, state: State, upstream: Upstream, number: torch.dtype, most: int) -> Answers:
-    """The gradients of q, k and v in this dtype, of the bias and of spans in the statistics'.
+@_there
+@in_one_dtype
+def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
+    """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic.
 
-    Values with more than `most` columns are taken in slices, whose gradients add up, as dS is linear in dO.
+    Values with more than MOST_D columns are taken in slices, whose gradients add up, as dS is linear in dO.
     """
-    v, output = call.v, upstream.output
-    if v is None or output is None or v.shape[-1] <= most:
-        return _gradients(call, state, upstream, number)
+    v, output, number = call.v, upstream.output, gpu.torch_dtype(call.problem.dtype)
+    if v is None or output is None or v.shape[-1] <= MOST_D:
+        return _arrays(_gradients(call, state, upstream, number), call.q)
     sums, by_v = Answers(), []
-    for start in range(0, v.shape[-1], most):
-        columns = slice(start, start + most)
+    for start in range(0, v.shape[-1], MOST_D):
+        some = slice(start, start + MOST_D)
         part = _gradients(
-            call.with_values(v[..., columns]), state, replace(upstream, output=output[..., columns]),
+            call.with_values(v[..., some]), state, replace(upstream, output=output[..., some]),
             gpu.statistics(call.problem),
         )  # fmt: skip
         by_v.append(part.pop("v"))
@@ -154,7 +187,7 @@ def differentiate(call: Call, state: State, upstream: Upstream, number: torch.dt
         nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=by_v[0].device), call.q)
         upstream = Upstream(nothing, output, bias=upstream.bias, spans=upstream.spans)
     sums["v"] = torch.cat(by_v, -1)
-    return {name: x.to(number) if name in "qkv" else x for name, x in sums.items()}
+    return _arrays({name: x.to(number) if name in "qkv" else x for name, x in sums.items()}, call.q)
 
 
 def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype) -> Answers:
@@ -170,10 +203,10 @@ def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype
         names = (name for name in Loss._fields if name != "state")
         loss = Loss(run.states(state), *(run.contiguous(getattr(upstream, name)) for name in names))
         run.launch(
-            gradients.keys, run.strips(problem.keys) * run.heads, loss=loss, out_k=results["k"],
+            gradient_kernels.keys, run.strips(problem.keys) * run.heads, loss=loss, out_k=results["k"],
             out_v=results.get("v"),
         )  # fmt: skip
-        run.launch(gradients.queries, run.strips(problem.queries) * run.heads, loss=loss, out=results["q"])
+        run.launch(gradient_kernels.queries, run.strips(problem.queries) * run.heads, loss=loss, out=results["q"])
         if upstream.bias is not None:
             _bias(run, loss, results["bias"])
         if upstream.spans is not None and results["spans"].numel():
@@ -188,9 +221,9 @@ def _bias(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
     problem, size = run.problem, run.sizes.N
     batch, heads, queries, keys = gradient.shape
     run.launch(
-        gradients.bias, run.strips(queries, size) * run.strips(keys, size) * batch * heads, loss=loss, out=gradient,
-        batch=problem.batch, bias_batch=batch, bias_heads=heads, across_queries=problem.queries // queries,
-        across_keys=problem.keys // keys,
+        gradient_kernels.bias, run.strips(queries, size) * run.strips(keys, size) * batch * heads, loss=loss,
+        out=gradient, batch=problem.batch, bias_batch=batch, bias_heads=heads,
+        across_queries=problem.queries // queries, across_keys=problem.keys // keys,
     )  # fmt: skip
 
 
@@ -208,7 +241,7 @@ def _spans(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
         count = min(BAND, width - first)
         sums = run.zeros(problem.batch, problem.heads, problem.queries, count)
         run.launch(
-            gradients.spans, run.strips(problem.queries, sizes.M) * run.heads, sizes, loss=loss, out=sums,
+            gradient_kernels.spans, run.strips(problem.queries, sizes.M) * run.heads, sizes, loss=loss, out=sums,
             first=first, count=count, D=gpu.padded(count),
         )  # fmt: skip
         by_label = run.zeros(problem.batch, height + 1, problem.heads, count, dtype=torch.float64)

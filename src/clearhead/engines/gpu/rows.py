@@ -3,8 +3,6 @@
 Online softmax (Milakov & Gimelshein 2018) for a tile of queries.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -13,33 +11,6 @@ from clearhead.engines.gpu.sweeps import over_keys, program_strip
 from clearhead.engines.gpu.tiles import key_block, mixed, product, query_block, store_rows
 
 STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top"))
-
-
-class Rows(NamedTuple):
-    """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
-
-    output: Any = None
-    largest: Any = None
-    log_sum: Any = None
-    max_logit: Any = None
-    entropy: Any = None
-    distance: Any = None
-    diagonal: Any = None
-    top_weights: Any = None
-    top_indices: Any = None
-
-
-class OnlineState(NamedTuple):
-    """The online softmax state of queries after some keys."""
-
-    maximum: Any
-    total: Any  # Σ p
-    centred: Any  # Σ p·(s - maximum)
-    far: Any  # Σ p·distance
-    diagonal: Any  # the logit of the key at the query's own position
-    top: Any  # the largest logits, and their keys, which are -1 and below where a slot is free
-    places: Any
-    output: Any  # Σ p·v
 
 
 @triton.jit
@@ -61,6 +32,8 @@ def _insert(top, places, rank, j):
 
 @triton.jit
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
+    # The online softmax of the queries after some keys: the largest logit, Σ p, Σ p·(s - maximum), Σ p·distance, the
+    # logit of the key at the own position, the largest logits and their keys (below 0 in free slots), Σ p·v.
     maximum, total, centred, far, diagonal, top, places, output = state
     inputs, queries, want = job
     block = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
@@ -88,7 +61,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
         output = mixed(output * shrink[:, None], p, s > -float("inf"), block.y, MASKED, sizes.PRECISION)
-    return OnlineState(higher, total, centred, far, diagonal, top, places, output)
+    return higher, total, centred, far, diagonal, top, places, output
 
 
 @triton.jit
@@ -99,8 +72,8 @@ def rows(inputs, rules, want, count, sizes, TOP: tl.constexpr):
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     lowest = none - float("inf")
     places = tl.zeros((sizes.M, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
-    state = OnlineState(lowest, none, none, none, lowest, tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), places,
-                  tl.zeros((sizes.M, sizes.DV), sizes.FLOAT))  # fmt: skip
+    top, output = tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
+    state = lowest, none, none, none, lowest, top, places, output
     state = over_keys(_absorb, state, (inputs, queries, want), rules, strip, None, sizes)
     _finish(state, rules, strip, want, count, sizes)
 

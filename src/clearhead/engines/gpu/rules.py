@@ -14,6 +14,58 @@ MOST = tl.constexpr(2.0**127)  # as MOST in core/rule_values.py
 LN2 = tl.constexpr(0.6931471805599453)
 
 
+class Strided(NamedTuple):
+    """A tensor with four axes and its strides in elements, 0 along those that are broadcast."""
+
+    tensor: Any
+    batch: Any
+    head: Any
+    row: Any
+    column: Any
+    share: Any = 1  # how many query heads share one of its heads
+
+
+class Inputs(NamedTuple):
+    """The arrays that a pass reads, each Strided, or None where it has none."""
+
+    q: Any
+    k: Any
+    v: Any = None
+    g: Any = None  # (batch, heads, queries, d_v): the upstream gradient of the output, or what Aᵀ is multiplied with
+    end: Any = None  # a constant after the tuples, as in RuleArguments
+
+
+class TileSizes(NamedTuple):
+    """The sizes of a pass; all but d_k and d_v are constants of the compiled kernel."""
+
+    d_k: Any
+    d_v: Any
+    M: Any  # queries or keys whose results one program computes
+    N: Any  # how many of the other side it reads at a time
+    DK: Any  # d_k and d_v, padded to powers of two
+    DV: Any
+    FLOAT: Any  # the dtype of sums
+    PRECISION: Any  # of products of float32: "ieee", "tf32", or "tf32x3", whose errors are not much above float32's
+    STAGES: Any  # in which its loops are pipelined
+
+
+class Results(NamedTuple):
+    """Where results are written: contiguous (batch, heads, …); None where not requested."""
+
+    output: Any = None
+    largest: Any = None  # (batch, heads, queries), as all below but for the last three
+    log_sum: Any = None
+    max_logit: Any = None
+    entropy: Any = None
+    distance: Any = None
+    diagonal: Any = None
+    top_weights: Any = None
+    top_indices: Any = None
+    received: Any = None  # (batch, heads, keys)
+    peak: Any = None
+    weights: Any = None  # (batch, heads, queries, keys)
+
+
 class RuleArguments(NamedTuple):
     """A problem as the kernels read it; None for rules that it does not have."""
 
