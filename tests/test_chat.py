@@ -97,7 +97,7 @@ def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
     assert data["trust"]["masks"] == 16
     assert 1 <= len(data["answer"].split()) <= 3
     words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words", "--memory", "0.5")
-    assert words.stdout.startswith("Why “hill to fetch” (")
+    assert words.stdout.startswith("jack and jill went up the → hill to fetch  ")
 
 
 @pytest.mark.usefixtures("by_default")

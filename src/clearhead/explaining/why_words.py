@@ -13,7 +13,7 @@ from clearhead.spelling import bare, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say
 
-_NEXT, _PART, _ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
+_NEXT, _PART, ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
 _INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
 _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
 _HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
@@ -238,9 +238,9 @@ def of_answer(seen: Any, language: Language) -> str:
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
     """The answer, the other one, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
-    answer, one = cut(bare(seen.answer), _ANSWER), shared_by(seen) == 1
+    answer, one = cut(bare(seen.answer), ANSWER), shared_by(seen) == 1
     after = after if one or seen.rivals.compared else say(language, "why each", share=after)
-    other = cut(bare(seen.rivals.other), _ANSWER)
+    other = cut(bare(seen.rivals.other), ANSWER)
     return {"before": before, "after": after, "answer": f"“{answer}”", "other": f"“{other}”"}
 
 

@@ -54,7 +54,7 @@ def show(
 def _opening(seen: Explanation, language: Language) -> list[Text]:
     """The text and its answer, what else is likely, the model."""
     made = [title(shown(why_words.answer_line(seen, language, _TEXT)))]
-    if len(seen.answer.split()) > 1 or not isinstance(seen.prompt, str):
+    if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
         made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
     made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]
     return made + [Text(f"{say(language, 'edits')}  {printable(repr(edit))}") for edit in seen.edits]
