@@ -9,7 +9,7 @@ from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answers import WORD, decides, probability
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
-from clearhead.spelling import bare, cut, spelled
+from clearhead.spelling import bare, cells, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say
 
@@ -17,6 +17,7 @@ _NEXT, _PART, ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part an
 _INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
 _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
 _HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
+_LEAST = 16  # columns of the text before an answer
 _STRANGE = 6.0  # nats a token, in the mean, of a text that is no rhyme
 _CARRIES = 0.1  # of what hiding the best part takes: what a head that is shown takes
 
@@ -109,13 +110,13 @@ def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[Head
 
 
 def answer_line(seen: Any, language: Language, width: int) -> str:
-    """The end of the text in at most `width` columns, the answer after it, and how likely that is."""
+    """The end of the text, the answer after it, and how likely that is, in `width` columns where that can be."""
+    key, facts = "why line of two" if seen.rivals.compared else "why line", _facts(seen, language)
+    facts |= {"answer": cut(bare(seen.answer), ANSWER), "other": facts["other"].strip("“”")}
     text = bare(seen.text if isinstance(seen.prompt, str) else seen.prompt[-1]["content"])
-    end = cut(text[::-1], width)[::-1]
-    short = text if end == text else f"…{end.partition(' ')[2] or end[1:]}"
-    facts = _facts(seen, language) | {"text": short}
-    facts |= {name: facts[name].strip("“”") for name in ("answer", "other")}
-    return say(language, "why line of two" if seen.rivals.compared else "why line", **facts)
+    room = max(_LEAST, width - sum(cells(say(language, key, **facts, text=""))))
+    end = cut(text[::-1], room)[::-1]
+    return say(language, key, **facts, text=text if end == text else f"…{end.partition(' ')[2] or end[1:]}")
 
 
 def strange(seen: Any) -> bool:
@@ -178,7 +179,7 @@ def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
         if rest := len(needed) - _NEEDED if len(needed) > _NEEDED else 0:
             names.append(say(language, "why others", count=rest))
         *first, last = names
-        parts = say(language, "why and", first=say(language, "separator").join(first), last=last) if first else last
+        parts = say(language, "why and", first=say(language, "why list").join(first), last=last) if first else last
         kind = ("one" if len(needed) == 1 else "each") + " of two" * seen.rivals.compared
         return say(language, f"why needs {kind}", **facts, parts=parts)
     part = min(run, key=lambda one: one.hidden or 0.0)
@@ -238,10 +239,11 @@ def of_answer(seen: Any, language: Language) -> str:
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
     """The answer, the other one, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
-    answer, one = cut(bare(seen.answer), ANSWER), shared_by(seen) == 1
+    name, one = bare(seen.answer), shared_by(seen) == 1
+    answer = f"“{name}”" if cut(name, ANSWER) == name else say(language, "why the answer")
     after = after if one or seen.rivals.compared else say(language, "why each", share=after)
     other = cut(bare(seen.rivals.other), ANSWER)
-    return {"before": before, "after": after, "answer": f"“{answer}”", "other": f"“{other}”"}
+    return {"before": before, "after": after, "answer": answer, "other": f"“{other}”"}
 
 
 def _without(seen: Any, language: Language, part: PartEffect) -> str:

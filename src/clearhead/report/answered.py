@@ -22,7 +22,6 @@ from clearhead.words import Language, of_locale, say
 
 _LINES = 22  # of the first screen
 _COUNTS = ((5, 4), (5, 3), (4, 3), (4, 2), (3, 2), (2, 2), (2, 1), (1, 1))  # parts and heads on it: the most that fit
-_TEXT = 48  # columns of the text's end
 _BAR, _NAME = 10, 23
 _FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
 
@@ -42,7 +41,7 @@ def show(
     if whole:
         sections(console, map(iter, [*_tables(console, seen, language), [*said, *last]]))
         return
-    opening = _opening(seen, language)
+    opening = _opening(console, seen, language)
     for parts, heads in _COUNTS:
         causes = why_words.part_lines(seen, language, parts), why_words.head_lines(seen, language, heads)
         screen = [opening, *([Text(shown(line)) for line in lines] for lines in causes if lines), [*said, *last]]
@@ -51,9 +50,9 @@ def show(
     sections(console, map(iter, screen))
 
 
-def _opening(seen: Explanation, language: Language) -> list[Text]:
+def _opening(console: Console, seen: Explanation, language: Language) -> list[Text]:
     """The text and its answer, what else is likely, the model."""
-    made = [title(shown(why_words.answer_line(seen, language, _TEXT)))]
+    made = [title(shown(why_words.answer_line(seen, language, console.width)))]
     if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
         made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
     made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]
@@ -62,7 +61,7 @@ def _opening(seen: Explanation, language: Language) -> list[Text]:
 
 def _tables(console: Console, seen: Explanation, language: Language) -> Iterator[list[Text]]:
     """All parts, heads and edges that were listed, with their numbers."""
-    yield [title(shown(why_words.question(seen, language))), *_opening(seen, language)[1:]]
+    yield [title(shown(why_words.question(seen, language))), *_opening(console, seen, language)[1:]]
     yield [*_parts(console, seen, language, why_words.parts_table(seen, language, effects=True))]
     for kind, some in (("carried", seen.heads), ("edges", seen.edges)):
         yield [*_causes(console, why_words.causes_table(seen, language, kind, some))]
