@@ -1,4 +1,4 @@
-"""Does `ch.why` name the parts of a text that made the answer? Eight tasks, and other ways to find these parts.
+"""Does `ch.explain` name the parts of a text that made the answer? Eight tasks, and other ways to find these parts.
 
     python -m benchmarks --only faithful --items 20 --parts 12,36,100 --log faithful.jsonl
 
@@ -233,10 +233,10 @@ def asked(model: Model, made: Item) -> Asked | None:
 
 
 def default(one: Asked) -> Score:
-    """What `ch.why` shows; passes are those for the parts, seconds those of heads and edges too."""
-    seen = ch.why(one.item.text, one.model, parts=one.item.parts)
+    """What `ch.explain` shows; passes are those for the parts, seconds those of heads and edges too."""
+    seen = ch.explain(one.item.text, one.model, parts=one.item.parts)
     order = [seen.parts.index(part) for part in seen.ranked if part in seen.parts]
-    passes = 2 * seen.points + len(seen.parts) + part_runs.read_effort("quick", len(seen.tokens))
+    passes = 2 * seen.estimate.points + len(seen.parts) + part_runs.read_effort("quick", len(seen.tokens))
     return Score([part.effect for part in seen.parts], passes, order)
 
 

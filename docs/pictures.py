@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from clearhead.explaining.explain import explain
-from clearhead.explaining.why import why
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.report import explained
 from clearhead.report import why as answered
@@ -24,9 +24,9 @@ ROUNDING = re.compile(r'textLength="[\d.]+"|(?<=deviation&#160;)[\d.e-]+|(?<=dif
 def draw() -> str:
     """The run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
     console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    answered.show(console, why(TEXT, load()), "en", whole=False, more=False, trust=None)
+    answered.show(console, explain(TEXT, load()), "en", whole=False, more=False, trust=None)
     console.print()
-    explained.show(console, explain(TEXT, load()), "en")
+    explained.show(console, steps_of_text(TEXT, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     frame = frame.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     title = f'clearhead explain "{TEXT}" --steps'

@@ -22,7 +22,7 @@ from clearhead import nn
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.explaining import learning
 from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.why import Why
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.ops.lazy_matrix import TransposedMatrix
 from clearhead.textbook.sparse import sparse_patterns
 from clearhead.textbook.trace import TokenTrace, Trace
@@ -213,11 +213,9 @@ LAYER = {"x": FLAT, "w_q": W, "w_k": W, "w_v": W}
 @cache
 def public() -> dict[str, Call]:
     """Everything public that computes with NumPy alone."""
-    plain = (
-        "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain why load load_model"
-    )
+    plain = "attention trace trace_layer trace_weights diagnose diagnose_layer diagnose_weights explain load load_model"
     plain += " boost tempered scaled"
-    trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty"))
+    trace, shown = ch.trace(Q, K, V), cache(lambda: ch.explain("humpty dumpty").steps())
     return {
         **{name: of(getattr(ch, name)) for name in plain.split()},
         "plan": of(ch.plan, v=FLAT),
@@ -237,8 +235,8 @@ def public() -> dict[str, Call]:
         **methods(lambda: trace, Trace),
         **methods(lambda: trace.token(0), TokenTrace),
         **methods(lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT), Diagnosis),
-        **methods(shown, Explanation),
-        **methods(cache(lambda: ch.why("humpty dumpty")), Why),
+        **methods(shown, HeadSteps),
+        **methods(cache(lambda: ch.explain("humpty dumpty")), Explanation),
         **methods(cache(why_scale), WhyScale),
         **methods(cache(learning.learning), learning.Learning, key="learn"),
     }

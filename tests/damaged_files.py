@@ -28,7 +28,7 @@ from benchmarks.memory import peak
 from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models.finding import load_model
 from clearhead.watching import saved
 from clearhead.watching.layer import Layer
@@ -92,7 +92,7 @@ def read(path: Path) -> None:
     """Read a file by the reader for its suffix, and use what was read."""
     if path.is_dir():
         result = load_model(str(path))
-        json.dumps(explain("humpty dumpty", result).to_json(), allow_nan=False)
+        json.dumps(steps_of_text("humpty dumpty", result).to_json(), allow_nan=False)
     elif path.name.startswith("seen"):
         seen = ch.load(path)
         repr(seen), [seen.layer(name) for name in seen.layers]

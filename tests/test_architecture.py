@@ -22,7 +22,7 @@ from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.engines import native
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
 from programs import python
@@ -151,6 +151,26 @@ def test_no_module_reads_private_names_of_another_module():
         assert not result, f"{module} reads {sorted(result)}, which other modules keep to themselves"
 
 
+def test_the_table_of_types_names_those_that_rooms_share():
+    text = (PACKAGE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("\n## The types\n")[2].partition("\n## ")[0].replace("\\", "")
+    rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
+    assert len(rows) <= 40
+    named = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    for names, where in rows:
+        trees = [tree_of(place.removesuffix(".py").replace("/", ".")) for place in where.split(", ")]
+        classes = {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+        assert classes >= set(re.findall(r"`(\w+)`", names)), where
+    rooms: dict[str, set[str]] = {}
+    for module in INNER:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.ImportFrom) and (home := _module_in(node.module or "")) not in (None, "errors"):
+                kinds = {each.name for each in tree_of(home).body if isinstance(each, ast.ClassDef)}
+                for name in kinds.intersection(alias.name for alias in node.names):
+                    rooms.setdefault(name, set()).update({module.split(".")[0]} - {home.split(".")[0]})
+    assert {name for name, others in rooms.items() if len(others) > 2} <= named
+
+
 def test_every_failure_can_be_replayed():
     """Random numbers come from a fixed seed or from one that a failing test shows (seeds.fresh)."""
     for path in Path(__file__).parent.glob("*.py"):
@@ -229,7 +249,7 @@ def described_here() -> dict[str, Any]:
     import clearhead.nn
     import clearhead.torch
 
-    owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, Explanation, Seen, TokenTrace, Trace]
+    owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, HeadSteps, Seen, TokenTrace, Trace]
     rooms = ("textbook", "diagnosing", "explaining", "watching", "changing")
     functions = {
         n: f

@@ -44,20 +44,22 @@ def test_a_template_may_strip_the_spaces_around_a_message(model):
     text, tokens = stripping.chat(messages)
     assert text_of(tokens, template=False) == f"{PLACE} {QUESTION}"
     assert f"{PLACE} user" in text
-    cause = ch.why(messages, stripping, verify=0)
+    cause = ch.explain(messages, stripping, verify=0)
     assert [part.text for part in cause.parts] == PLACE.split()
-    assert cause.answer == ch.why(text, stripping, verify=0).answer
+    assert cause.answer == ch.explain(text, stripping, generate=24, verify=0).answer
 
 
 def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
-    alone = ch.why([{"role": "user", "content": QUESTION}], model, verify=0)
+    alone = ch.explain([{"role": "user", "content": QUESTION}], model, verify=0)
     assert [part.text for part in alone.parts] == QUESTION.split()
     messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
-    both = ch.why(messages, model, verify=0)
+    both = ch.explain(messages, model, verify=0)
     assert [part.text for part in both.parts] == PLACE.split()
-    turns = ch.why([*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns", verify=0)
+    turns = ch.explain(
+        [*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns", verify=0
+    )
     assert [part.text for part in turns.parts] == [PLACE, QUESTION, "hill"]
-    chosen = ch.why(messages, model, hide=[(0, len(both.text))], verify=0)
+    chosen = ch.explain(messages, model, hide=[(0, len(both.text))], verify=0)
     assert [part.text for part in chosen.parts] == [*PLACE.split(), *QUESTION.split()]
 
 
@@ -95,7 +97,7 @@ def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
     assert data["trust"]["masks"] == 16
     assert 1 <= len(data["answer"].split()) <= 3
     words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words", "--memory", "0.5")
-    assert words.stdout.startswith("Why “hill to fetch” (")
+    assert words.stdout.startswith("jack and jill went up the → hill to fetch  ")
 
 
 @pytest.mark.usefixtures("by_default")
@@ -106,7 +108,7 @@ def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
         (["mary", "--system", "had"], "--system is for --chat"),
         (["mary", "--memory", "much"], "expected a number of gigabytes"),
         (["mary had a", "--why", "--parts", "chapters"], "invalid choice"),
-        (["mary had a", "--why", "--answer", "lamb"], "answer and token"),
+        (["mary had a", "--why", "--answer", "lamb"], "--why lamb and --answer"),
     ],
 )
 def test_what_does_not_fit_is_named(options, said):

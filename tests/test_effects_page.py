@@ -119,7 +119,7 @@ def test_an_effect_of_minus_one_is_no_masked_cell(running):
 
 def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     model = gpt2.load()
-    seen = ch.why(TEXT, model)
+    seen = ch.explain(TEXT, model)
     header = json.loads(scripts(seen.to_html())["clearhead"])
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]

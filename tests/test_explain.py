@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.cli import main
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import load
 from dense_gpt2 import gpt2_weights
@@ -28,7 +28,7 @@ def model():
 
 
 def test_the_numbers_shown_are_those_of_the_model(model):
-    seen = explain(TEXT, model, layer=1, head=2)
+    seen = steps_of_text(TEXT, model, layer=1, head=2)
     ids = [t.id for t in model.tokens(TEXT)]
     run = model.run(ids)
     logits = run.logits[-1].astype(np.float64)
@@ -52,32 +52,32 @@ def test_the_numbers_shown_are_those_of_the_model(model):
 
 def test_the_default_is_the_last_token_and_the_strongest_head(model):
     """Without it the odds of the likeliest next token change most; test_why.py compares these with a dense model."""
-    seen, changes = explain(TEXT, model), ch.why(TEXT, model).heads_run
+    seen, changes = steps_of_text(TEXT, model), ch.explain(TEXT, model).estimate.heads_run
     assert seen.token == len(seen.tokens) - 1
     for layer, part in enumerate(seen.runs):
         weights = np.asarray(ch.AttentionMatrix(part.q, part.k, causal=True), np.float64)[:, -1]
         np.testing.assert_allclose(seen.entropy[layer], -(weights * np.log(weights)).sum(axis=-1), atol=1e-5)
     assert seen.change == pytest.approx(changes[seen.layer, seen.head], abs=1e-3)
     assert abs(seen.change) == pytest.approx(np.abs(changes).max(), abs=1e-3)
-    assert explain(TEXT, model, layer=1).head == np.abs(changes[1]).argmax()
-    assert explain(TEXT, model, head=3).layer == np.abs(changes[:, 3]).argmax()
+    assert steps_of_text(TEXT, model, layer=1).head == np.abs(changes[1]).argmax()
+    assert steps_of_text(TEXT, model, head=3).layer == np.abs(changes[:, 3]).argmax()
 
 
 @pytest.mark.parametrize(
     ("wanted", "place"), [("0", 0), ("-1", 5), ("dumpty", 1), ("Humpty", 0), ("a", 4), (" on ", 3), ("ump", 1)]
 )
 def test_a_token_is_found_by_index_or_by_word(model, wanted, place):
-    assert explain(TEXT, model, token=wanted).token == place
+    assert steps_of_text(TEXT, model, token=wanted).token == place
 
 
 def test_a_word_of_several_tokens_is_its_last_one(model):
-    seen = explain("the xylophonist", model, token="xylophonist")
+    seen = steps_of_text("the xylophonist", model, token="xylophonist")
     assert len(seen.tokens) > 3
     assert seen.token == len(seen.tokens) - 1
 
 
 def test_json_holds_the_whole_explanation(model):
-    data = json.loads(json.dumps(explain(TEXT, model, layer=0, head=1).to_json(), allow_nan=False))
+    data = json.loads(json.dumps(steps_of_text(TEXT, model, layer=0, head=1).to_json(), allow_nan=False))
     assert np.array(data["head_steps"]["weights"]).shape == (6, 6)
     assert data["head_steps"]["masked"][0][1] is None
     assert [s["name"] for s in data["layer_steps"]][-1] == "output"

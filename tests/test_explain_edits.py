@@ -10,7 +10,7 @@ import pytest
 import clearhead as ch
 from clearhead.changing.edits_text import edits_from_options
 from clearhead.errors import DtypeError, RuleError, SelectionError
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from dense_gpt2 import WORDS, dense, softmax
 from seeds import fresh
@@ -107,10 +107,10 @@ def assert_printed(text, seen):
 
 
 def test_without_edits_nothing_changes():
-    seen = explain(TEXT, shipped())
+    seen = steps_of_text(TEXT, shipped())
     assert (seen.edits, seen.before, seen.moved) == ((), None, None)
     assert not {"edits", "before", "moved"} & set(seen.to_json())
-    same = explain(TEXT, shipped(), edits=ch.boost(keys="mary", by=0), layer=seen.layer, head=seen.head)
+    same = steps_of_text(TEXT, shipped(), edits=ch.boost(keys="mary", by=0), layer=seen.layer, head=seen.head)
     assert same.moved.heads(5) == []
     np.testing.assert_array_equal(same.trace.weights, seen.trace.weights)
     assert same.before.next == seen.next == same.next
@@ -119,17 +119,17 @@ def test_without_edits_nothing_changes():
 
 def test_the_edited_head_that_moved_furthest_is_shown():
     cut = ch.cut(queries="little", keys="mary", heads={0: [1, 2], 1: [4]})
-    seen = explain(TEXT, shipped(), edits=cut)
+    seen = steps_of_text(TEXT, shipped(), edits=cut)
     among = {place: seen.moved.distance[place] for place in ((0, 1), (0, 2), (1, 4))}
     assert (seen.layer, seen.head) == max(among, key=among.get)
-    assert explain(TEXT, shipped(), edits=cut, layer=1).head == 4
-    other = explain(TEXT, shipped(), edits=cut, layer=1, head=0)
+    assert steps_of_text(TEXT, shipped(), edits=cut, layer=1).head == 4
+    other = steps_of_text(TEXT, shipped(), edits=cut, layer=1, head=0)
     assert (other.layer, other.head) == (1, 0)
-    assert explain(TEXT, shipped(), edits=cut, head=7).head == 7
+    assert steps_of_text(TEXT, shipped(), edits=cut, head=7).head == 7
 
 
 def test_a_head_that_is_off_says_so_and_passes_nothing_on():
-    seen = explain(TEXT, shipped(), edits=[ch.off(layers=[1], heads=[2]), ch.scaled(0.5, layers=[1], heads=[3])])
+    seen = steps_of_text(TEXT, shipped(), edits=[ch.off(layers=[1], heads=[2]), ch.scaled(0.5, layers=[1], heads=[3])])
     run = seen.runs[1]
     assert run.factors.tolist() == [1, 1, 0, 0.5, 1, 1, 1, 1]
     assert not run.heads[2].any()
@@ -181,7 +181,7 @@ def test_an_option_is_an_edit(kind, text, edit):
 )
 def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
     with pytest.raises(error, match=what):
-        explain(TEXT, shipped(), edits=edits)
+        steps_of_text(TEXT, shipped(), edits=edits)
 
 
 def test_weights_move_to_the_first_token_as_in_transformers():
@@ -189,21 +189,21 @@ def test_weights_move_to_the_first_token_as_in_transformers():
 
     other = hub.load(str(Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED))
     edits = edits_from_options([("cut", "2:>1,2@0.4"), ("cut", "little>had@1")], None, None, "first")
-    one, two = (explain(TEXT, model, layer=0, head=4, edits=edits) for model in (shipped(), other))
+    one, two = (steps_of_text(TEXT, model, layer=0, head=4, edits=edits) for model in (shipped(), other))
     for ours, theirs in zip(one.runs, two.runs, strict=True):
         np.testing.assert_allclose(ours.heads, theirs.heads, atol=1e-4)
-    weights = np.array([softmax(row) for row in explain(TEXT, shipped(), layer=0, head=4).trace.masked])
+    weights = np.array([softmax(row) for row in steps_of_text(TEXT, shipped(), layer=0, head=4).trace.masked])
     weights[2:, 0] += weights[2:, 1:3].sum(-1)
     weights[2:, 1:3] = 0
     np.testing.assert_allclose(one.trace.weights, weights, atol=2e-5)
     with pytest.raises(RuleError, match="no derivative"):
-        ch.why(TEXT, shipped(), edits=edits)
+        ch.explain(TEXT, shipped(), edits=edits)
     assert "--rest is for --cut" in call("explain", TEXT, "--rest", "first").stderr
     assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
 
 
 def test_tempered_is_shown_too():
-    seen = explain(TEXT, shipped(), layer=0, head=4, edits=ch.tempered(2, layers=[0]))
-    for i, row in enumerate(explain(TEXT, shipped(), layer=0, head=4).trace.masked):
+    seen = steps_of_text(TEXT, shipped(), layer=0, head=4, edits=ch.tempered(2, layers=[0]))
+    for i, row in enumerate(steps_of_text(TEXT, shipped(), layer=0, head=4).trace.masked):
         a = np.sqrt(softmax(row)) / np.sqrt(softmax(row)).sum()
         np.testing.assert_allclose(seen.trace.weights[i], a, atol=2e-5)

@@ -8,8 +8,8 @@ import pytest
 import clearhead as ch
 from browser import opened, until
 from clearhead.digits import percent
-from clearhead.explaining.explain import explain
-from clearhead.explaining.explanation import document
+from clearhead.explaining.head_steps import document
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.spelling import spelled
 
@@ -19,7 +19,7 @@ TEXT = "mary had a little"
 @pytest.fixture(scope="module")
 def seen():
     edits = [ch.cut(queries="little", keys="mary", layers=[0]), ch.off(layers=[0], heads=[3])]
-    return explain(TEXT, gpt2.load(), edits=edits, layer=0, head=3)
+    return steps_of_text(TEXT, gpt2.load(), edits=edits, layer=0, head=3)
 
 
 def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
@@ -93,7 +93,7 @@ def assert_page(page, run, seen):
 
 
 def test_a_page_without_edits_has_no_switch(running):
-    with opened(running, explain(TEXT, gpt2.load()).to_html()) as page:
+    with opened(running, steps_of_text(TEXT, gpt2.load()).to_html()) as page:
         assert page.locator("#pick-edited").count() == 0
         page.keyboard.press("e")
 

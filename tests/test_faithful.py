@@ -1,4 +1,4 @@
-"""The benchmark of faithfulness: tasks, measures, log; and careful efforts and doubled facts of `ch.why`."""
+"""The benchmark of faithfulness: tasks, measures, log; and careful efforts and doubled facts of `ch.explain`."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from clearhead.errors import FileError, RuleError, UnknownNameError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability
 from clearhead.explaining.why_lists import PartEffect
-from clearhead.report.why import show
+from clearhead.report.answered import show
 from seeds import fresh
 
 
@@ -154,16 +154,16 @@ def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
 
 def test_an_effort_is_a_word_or_a_number_of_runs():
     text = "humpty dumpty sat on a wall humpty dumpty had a great"
-    quick, careful = (ch.why(text, effort=effort) for effort in ("quick", "careful"))
+    quick, careful = (ch.explain(text, effort=effort) for effort in ("quick", "careful"))
     for seen in (quick, careful):
-        assert sum(part.effect for part in seen.parts) == pytest.approx(seen.total - seen.gap)
-    assert careful.gap == pytest.approx(quick.gap)
+        assert sum(part.effect for part in seen.parts) == pytest.approx(seen.estimate.total - seen.estimate.gap)
+    assert careful.estimate.gap == pytest.approx(quick.estimate.gap)
     assert [part.effect for part in careful.parts] != [part.effect for part in quick.parts]
     assert careful.trust(64, seed=3).score > quick.trust(64, seed=3).score - 0.05
     assert [part_runs.read_effort(*asked) for asked in (("careful", 9), ("quick", 9), ("quick", 4096))] == [48, 24, 2]
     for wrong, error in (("fast", UnknownNameError), (-1, RuleError), (1.5, RuleError)):
         with pytest.raises(error):
-            ch.why("humpty dumpty", effort=wrong)
+            ch.explain("humpty dumpty", effort=wrong)
 
 
 def printed(seen, language):
@@ -173,16 +173,16 @@ def printed(seen, language):
 
 
 def test_the_report_says_either_of_these():
-    seen = ch.why("humpty dumpty sat on")
+    seen = ch.explain("humpty dumpty sat on")
     first, second = seen.parts[:2]
     pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0], -8.5)
     paired = replace(seen, pairs=[pair])
     assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
     both = percent(probability(seen.value - 8.5))
-    assert "Either of these is enough: “humpty” or “dumpty”. Without the first ␣a has" in printed(paired, "en")
-    assert f"without both {both}." in printed(paired, "en")
-    assert "Either of these" not in printed(seen, "en")
-    assert "“humpty”或“dumpty”" in printed(paired, "zh")
+    said = " ".join(printed(paired, "en").split())
+    assert f"Either “humpty” (replaced) or “dumpty” is enough: without both, “a” falls to {both}." in said
+    assert "Either" not in printed(seen, "en")
+    assert "“humpty”（替换）和“dumpty”有一个就够" in printed(paired, "zh")
 
 
 @pytest.mark.long
@@ -191,7 +191,7 @@ def test_a_fact_that_stands_twice_is_one_cause():
     """Hiding the first of two sentences changes nearly nothing, and both everything."""
     fact = "The password of the attic is garlic."
     facts = f"{fact} The weather is fine. We were told that {fact.lower()}"
-    seen = ch.why(
+    seen = ch.explain(
         f"Notes.\n{facts}\nThe password of the attic is",
         "smollm2",
         parts="sentences",

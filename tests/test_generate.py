@@ -7,11 +7,12 @@ import pytest
 import clearhead as ch
 from browser import opened, until
 from clearhead.errors import RuleError, ShapeError
+from clearhead.explaining.steps import steps_of_text
 from terminal import call
 
 
 def test_the_text_goes_on_with_generated_tokens():
-    seen = ch.explain("humpty dumpty", generate=5)
+    seen = steps_of_text("humpty dumpty", generate=5)
     assert seen.text.startswith("humpty dumpty sat on a")
     assert (seen.generated, len(seen.tokens)) == (5, 7)
     printed = call("explain", "humpty dumpty", "--generate", 5, "--steps").stdout
@@ -23,14 +24,14 @@ def test_the_text_goes_on_with_generated_tokens():
 def test_what_cannot_be_generated_is_refused():
     for count, error, what in ((255, ShapeError, "256 positions"), (-1, RuleError, "generate is")):
         with pytest.raises(error, match=what):
-            ch.explain("humpty dumpty", generate=count)
+            steps_of_text("humpty dumpty", generate=count)
         assert what in call("explain", "humpty dumpty", "--generate", count).stderr
     with pytest.raises(RuleError, match="generate and edits"):
-        ch.explain("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
+        steps_of_text("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
 
 
 def test_the_page_steps_through_the_generated_tokens(running):
-    seen = ch.explain("humpty dumpty", generate=5)
+    seen = steps_of_text("humpty dumpty", generate=5)
     with opened(running, seen.to_html(), wait=".decoding") as page:
         assert page.locator(".token.generated").count() == 5
         page.locator("#decoding").focus()

@@ -19,7 +19,7 @@ import clearhead as ch
 from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
 from clearhead.errors import RuleError, SelectionError
-from clearhead.explaining.explain import explain, explain_windows
+from clearhead.explaining.steps import steps_of_text, steps_of_windows
 from clearhead.explaining.texts import windows
 from clearhead.models import hub
 from clearhead.models import model as gpt2
@@ -42,7 +42,7 @@ def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
 )
 def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    other, seen = (explain(TEXT, hub.load(place), layer=layer, head=2) for layer in (0, 1))
+    other, seen = (steps_of_text(TEXT, hub.load(place), layer=layer, head=2) for layer in (0, 1))
     ids = torch.tensor([[token.id for token in seen.tokens]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -78,7 +78,7 @@ PROJECTIONS: dict[str, tuple[str, str, dict[str, str]]] = {  # where a layer's W
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, name: str, layer: int):
     place, model = saved(tmp_path, FAMILY[name])
-    seen = explain(TEXT, hub.load(place), layer=layer)
+    seen = steps_of_text(TEXT, hub.load(place), layer=layer)
     *paths, formulas = PROJECTIONS[name]
     to_values, to_output = (model.base_model.get_submodule(path.format(layer)) for path in paths)
     joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
@@ -103,7 +103,7 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
     edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
     edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
-    seen = explain(TEXT, hub.load(place), edits=edits)
+    seen = steps_of_text(TEXT, hub.load(place), edits=edits)
     assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
     words, first = TEXT.split(), []
 
@@ -126,13 +126,13 @@ def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
         truth = [float(shares[token.id]) for token in seen.moved.next]
         assert [token.after for token in seen.moved.next] == pytest.approx(truth, abs=1e-5)
     with pytest.raises(SelectionError, match="there is no layer 2"):
-        explain(TEXT, hub.load(place), edits=ch.off(layers=[2]))
+        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[2]))
 
 
 def test_edits_of_a_layer_that_runs_several_times_are_refused(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["albert"])
     with pytest.raises(RuleError, match="explain edits layers that each run once"):
-        explain(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
+        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
 
 
 @pytest.mark.parametrize(("old", "new"), [("q_proj", "receptance"), ("o_proj", "mixing"), ("", "gate")])
@@ -149,7 +149,7 @@ def test_a_projection_with_an_unknown_name_is_refused(tmp_path: Path, old: str, 
         projections(dict(model.inner.named_modules()), "model.layers.1.self_attn")
     if not old:
         with pytest.raises(RuleError, match="and explain does not know what makes q, k, v and U"):
-            explain(TEXT, model)
+            steps_of_text(TEXT, model)
 
 
 def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -244,10 +244,10 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["bert"])
     hf.RobertaModel(config).eval().save_pretrained(place)
     model = hub.load(place)
-    assert len(explain(" ".join(["humpty"] * 20), model).tokens) == 20
+    assert len(steps_of_text(" ".join(["humpty"] * 20), model).tokens) == 20
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
-        explain(" ".join(["humpty"] * 21), model)
-    assert [len(part.tokens) for part in explain_windows(model, " ".join(["humpty"] * 45))] == [20, 20, 5]
+        steps_of_text(" ".join(["humpty"] * 21), model)
+    assert [len(part.tokens) for part in steps_of_windows(model, " ".join(["humpty"] * 45))] == [20, 20, 5]
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
     with pytest.raises(
         ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
     ):
-        explain(text, model)
+        steps_of_text(text, model)
     cut = windows(model, text)
     assert [part.window for part in cut] == [
         (1, 3, 0, size, len(words)), (2, 3, size, 2 * size, len(words)), (3, 3, 2 * size, len(words), len(words))
@@ -347,13 +347,13 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
         assert all(
             part.text[token.start : token.stop] == token.text for token in part.tokens if token.stop > token.start
         )
-    alone = explain(cut[1].text, model, layer=0, head=0)
-    seen = explain_windows(model, text, layer=0, head=0)
+    alone = steps_of_text(cut[1].text, model, layer=0, head=0)
+    seen = steps_of_windows(model, text, layer=0, head=0)
     assert len(seen) == 3
     np.testing.assert_array_equal(seen[1].trace.weights, alone.trace.weights)
-    only = explain_windows(model, text, token=str(size + 1))
+    only = steps_of_windows(model, text, token=str(size + 1))
     assert [part.window.number for part in only] == [2]
     assert only[0].tokens[only[0].token].text == words[size + 1]
-    assert explain_windows(model, text, token="-1")[0].window.number == 3
+    assert steps_of_windows(model, text, token="-1")[0].window.number == 3
     with pytest.raises(ch.errors.SelectionError, match="token 'egg' is neither a position 0"):
-        explain_windows(model, text, token="egg")
+        steps_of_windows(model, text, token="egg")

@@ -25,7 +25,7 @@ from clearhead.core import files, room
 from clearhead.diagnosing.claims import check_file
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import ClearheadError, FileError
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models.finding import load_model as find
 from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
@@ -316,7 +316,7 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
     weights[name][:, 3] = value
     save_file(weights, place / "model.safetensors")
     with pytest.raises(FileError, match=r"(NaN or infin).*: its weights are damaged, or too large"):
-        explain("humpty dumpty", load(place))
+        steps_of_text("humpty dumpty", load(place))
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(3_000, marks=pytest.mark.long)])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from clearhead.cli import main
 from clearhead.explaining.answer_words import clearest
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
 from clearhead.report import explained
@@ -143,7 +143,7 @@ def test_of_a_very_long_text_lines_with_most_weight_are_shown():
 
 
 def test_the_opening_says_what_the_run_says():
-    seen = explain(TEXT, load(), token="lamb", layer=0)
+    seen = steps_of_text(TEXT, load(), token="lamb", layer=0)
     done = call("explain", TEXT, "--token", "lamb", "--layer", 0)
     key = int(seen.row.weights.argmax())
     said = done.stdout.splitlines()
@@ -153,7 +153,7 @@ def test_the_opening_says_what_the_run_says():
     assert said[0].endswith(f"(head {seen.head} of layer 0)")
     assert said[3] == "  mary had a little [lamb] its fleece was white as snow"
     place = said.index("most likely after 4 ␣lamb")
-    alone = explain("mary had a little lamb", load())  # a causal model: what follows does not matter
+    alone = steps_of_text("mary had a little lamb", load())  # a causal model: what follows does not matter
     assert [choice.id for choice in seen.after] == [choice.id for choice in alone.next]
     assert said[place + 1].split()[1] == f"{100 * alone.next[0].probability:.2f}%"
     captions = [head for head, _ in clearest(seen.heads())]
@@ -168,7 +168,7 @@ def test_json_has_the_answer(capsys):
     assert main(["explain", TEXT, "--token", "lamb", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     answer = data["answer"]
-    seen = explain(TEXT, load(), token="lamb")
+    seen = steps_of_text(TEXT, load(), token="lamb")
     assert answer["shading"][:5] == pytest.approx(seen.row.weights[:5].tolist())
     assert answer["shading"][5:] == [None] * 6
     assert [choice["id"] for choice in answer["next"]] == [choice.id for choice in seen.after]
@@ -176,7 +176,7 @@ def test_json_has_the_answer(capsys):
     assert places == [(layer, head) for layer in range(2) for head in range(8)]
     rows = np.arange(1, 11)
     for head in answer["heads"]:
-        chosen = explain(TEXT, load(), layer=head["layer"], head=head["head"])
+        chosen = steps_of_text(TEXT, load(), layer=head["layer"], head=head["head"])
         weights = chosen.trace.weights
         assert head["statistics"]["sink"] == pytest.approx(weights[:, 0].mean(), abs=1e-5)
         assert head["statistics"]["previous"] == pytest.approx(weights[rows, rows - 1].mean(), abs=1e-5)
@@ -193,7 +193,7 @@ def test_without_a_block_character_the_bars_are_ascii():
 
 
 def test_a_sinks_share_is_said():
-    seen = explain(TEXT, load())
+    seen = steps_of_text(TEXT, load())
     rules = seen.run.rules | {"sinks": np.zeros(8)}
     half = replace(seen, run=replace(seen.run, rules=rules), row=replace(seen.row, weights=seen.row.weights / 2))
     said = [line.plain for line in explained.answer(Console(width=80), half, "en")]

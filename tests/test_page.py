@@ -15,7 +15,7 @@ import clearhead as ch
 from browser import draw_all, opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, SelectionError, ShapeError
-from clearhead.explaining.explain import explain
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.textbook.page import Scene
 from clearhead.view import notebook
@@ -38,7 +38,7 @@ Q, K, V = (np.array(x) for x in ([[1, 3], [2, 0.5]], [[0.5, 2], [1, 3]], [[0.0, 
 
 @pytest.fixture(scope="module")
 def seen():
-    return explain(TEXT, gpt2.load())
+    return steps_of_text(TEXT, gpt2.load())
 
 
 @pytest.fixture(scope="module")

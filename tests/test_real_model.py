@@ -177,7 +177,7 @@ def test_the_first_three_parts_and_every_sentence_are_true():
             weights = torch.from_numpy(changes["weigh"](module.layer_idx, weights[0].numpy()))[None]
         output = weights @ v
         if changes["off"] is not None and changes["off"][0] == module.layer_idx:
-            output[:, changes["off"][1], -1] = 0
+            output[:, changes["off"][1], changes["off"][2] :] = 0
         return output.transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register("changed", attend)
@@ -186,10 +186,10 @@ def test_the_first_three_parts_and_every_sentence_are_true():
     def logits_of(ids, hidden=(), weigh=None, off=None):
         changes.update(hidden=hidden, weigh=weigh, off=off)
         with torch.inference_mode():
-            return peer()(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+            return peer()(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
     try:
-        shown_causes.check(lambda text: ch.why(text, model(), points=1, effort=0), TEXTS, logits_of)
+        shown_causes.check(lambda text: ch.explain(text, model(), points=1, effort=0), TEXTS, logits_of)
     finally:
         peer().set_attn_implementation("sdpa")
 

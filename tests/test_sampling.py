@@ -5,6 +5,7 @@ import pytest
 
 import clearhead as ch
 from browser import opened
+from clearhead.explaining.steps import steps_of_text
 from seeds import fresh
 
 TEXT = "mary had a little"
@@ -29,7 +30,7 @@ def check(page, logits, temperature, count):
 
 def test_next_tokens_at_a_random_temperature_and_count(running, tmp_path):
     rng = fresh()
-    seen = ch.explain(TEXT)
+    seen = steps_of_text(TEXT)
     seen.save(tmp_path / "page.html")
     assert seen.logits is not None
     with opened(running, tmp_path / "page.html") as page:
@@ -49,7 +50,7 @@ def test_next_tokens_at_a_random_temperature_and_count(running, tmp_path):
 
 
 def test_each_run_has_its_own_logits(running, tmp_path):
-    seen = ch.explain(TEXT, edits=ch.cut(queries="little", keys="mary", layers=[0]))
+    seen = steps_of_text(TEXT, edits=ch.cut(queries="little", keys="mary", layers=[0]))
     seen.save(tmp_path / "page.html")
     assert seen.before is not None
     with opened(running, tmp_path / "page.html") as page:

@@ -49,7 +49,7 @@ WRITERS: dict[str, Callable[[str, Path | str], None]] = {  # every function of t
     "html": partial(written, kind="html"),
     "save": lambda _, place: ch.trace(np.eye(2), np.eye(2), np.eye(2)).save(place),
     "page": lambda _, place: ch.AttentionMatrix(np.eye(3), np.eye(3)).save(place),
-    "explanation": lambda _, place: ch.explain("humpty").save(place),
+    "explanation": lambda _, place: ch.explain("humpty dumpty").save(place),
     "record": record,
 }
 

@@ -14,8 +14,8 @@ import clearhead as ch
 from clearhead.cli import main
 from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.explaining.explain import explain
-from clearhead.explaining.explanation import document
+from clearhead.explaining.head_steps import document
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.textbook.layer_shapes import NAMES, layer_shapes, read_sizes
 from clearhead.textbook.page import Scene
@@ -129,7 +129,7 @@ def test_the_x_of_a_layer_file_is_not_called_normalised():
     assert "归一化" not in says(traced, "x", "zh")
     header = traced.document(Scene("")).header
     assert "normalised" not in header["words"]["en"]["x"]
-    model = explain("humpty dumpty", load())
+    model = steps_of_text("humpty dumpty", load())
     assert "after layer normalisation" in say("en", model.steps[0].words)
     assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 

@@ -268,7 +268,7 @@ def test_a_served_run_with_derivatives_shows_what_its_edges_did(running, matrix,
                 page.locator(".map-of").focus()
                 page.keyboard.press("]")
                 until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
-        assert "ch.why(" in page.locator(".answer p.note").text_content()
+        assert "ch.explain(" in page.locator(".answer p.note").text_content()
 
 
 def test_a_page_says_when_its_server_has_ended(running, matrix):

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.explaining.attribution import against, way
+from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.stream import of_decoder
 from clearhead.models import model as gpt2
 from dense_gpt2 import random_peer
@@ -81,7 +82,7 @@ def test_a_length_whose_squares_overflow_float32_is_finite():
 
 
 def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
-    seen = ch.explain(TEXT, edits=ch.off(layers=[0], heads=[7]))
+    seen = steps_of_text(TEXT, edits=ch.off(layers=[0], heads=[7]))
     assert seen.way is not None
     assert seen.way.parts[2].heads[7] == 0
     assert seen.way.difference < 1e-4
@@ -91,7 +92,7 @@ def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
 
 
 def test_each_listed_token_has_a_way_and_differences_are_logits():
-    seen = ch.explain(TEXT, count=7)
+    seen = steps_of_text(TEXT, count=7)
     run = seen.model.run([token.id for token in seen.tokens])
     assert [each.token for each in seen.ways] == [choice.id for choice in seen.after]
     first, second = fresh().choice(7, 2, replace=False)
@@ -105,21 +106,21 @@ def test_each_listed_token_has_a_way_and_differences_are_logits():
 
 
 def test_why_prints_the_way_and_the_difference_from_the_other():
-    why = ch.why("mary had a little", token="lamb", against="girl")
-    assert [each.text for each in why.ways] == [" lamb", " girl"]
-    less = against(*why.ways)
-    assert less.sums[-1] == pytest.approx(why.lead, abs=1e-4)
+    why = ch.explain("mary had a little", answer="lamb", against="girl")
+    assert [each.text for each in why.rivals.ways] == [" lamb", " girl"]
+    less = against(*why.rivals.ways)
+    assert less.sums[-1] == pytest.approx(why.rivals.lead, abs=1e-4)
     done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl", "--way")
     assert "minus ␣girl" in done.stdout
     for part in less.parts:
         if abs(part.adds) > 0.1:
             assert f"{part.adds:+.2f}" in done.stdout
-    assert f"{why.lead:+.2f}" in done.stdout
+    assert f"{why.rivals.lead:+.2f}" in done.stdout
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines())
 
 
 def test_the_way_is_to_what_follows_the_chosen_token():
-    seen = ch.explain(TEXT, token=1)
+    seen = steps_of_text(TEXT, token=1)
     assert seen.way is not None
     run = seen.model.run([token.id for token in seen.tokens])
     assert seen.way.position == 1

@@ -7,7 +7,8 @@ import pytest
 import clearhead as ch
 from browser import number, opened
 from clearhead.explaining.attribution import against
-from clearhead.explaining.explanation import document
+from clearhead.explaining.head_steps import document
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view.container import Document
 from dense_gpt2 import random_peer
@@ -38,7 +39,7 @@ def check(page, way):
 
 
 def test_each_part_has_the_runs_number_with_and_without_edits(running):
-    seen = ch.explain(TEXT, edits=ch.off(layers=[0], heads=[3]))
+    seen = steps_of_text(TEXT, edits=ch.off(layers=[0], heads=[3]))
     with opened(running, seen.to_html(), place="#step-way") as page:
         check(page, seen.way)
         assert "␣" + seen.way.text.strip() in page.locator("#step-way-title").inner_text()
@@ -48,7 +49,7 @@ def test_each_part_has_the_runs_number_with_and_without_edits(running):
 
 
 def test_a_next_token_opens_its_way_by_keyboard(running):
-    seen = ch.explain(TEXT)
+    seen = steps_of_text(TEXT)
     chosen, other = seen.ways[3], seen.ways[1]
     with opened(running, seen.to_html(), reduced_motion="reduce") as page:
         page.locator(".next-of .next button").nth(3).focus()
@@ -71,7 +72,7 @@ def spelling(way):
 
 
 def test_the_page_of_causes_has_the_ways_to_both_tokens(running):
-    result = ch.why(TEXT, token="lamb", against="girl")
+    result = steps_of_text(TEXT, token="lamb", against="girl")
     with opened(running, result.to_html(), place="#step-way") as page:
         check(page, result.ways[0])
         page.locator("#pick-less").select_option("␣girl")
@@ -80,7 +81,7 @@ def test_the_page_of_causes_has_the_ways_to_both_tokens(running):
 
 def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
     random_peer(tmp_path, fresh(), n_layer=6)
-    seen = ch.explain(TEXT, gpt2.load(tmp_path))
+    seen = steps_of_text(TEXT, gpt2.load(tmp_path))
     with opened(running, seen.to_html(), place="#step-way") as page:
         layers = page.locator("#step-way details")
         assert layers.count() == 6
@@ -95,7 +96,7 @@ def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
 
 
 def test_a_head_opens_its_weights_by_keyboard(running):
-    seen = ch.explain(TEXT)
+    seen = steps_of_text(TEXT)
     with opened(running, seen.to_html(), place="#step-way", reduced_motion="reduce") as page:
         page.locator("#step-way button").nth(8 + 5).focus()
         page.keyboard.press("Enter")
@@ -104,7 +105,7 @@ def test_a_head_opens_its_weights_by_keyboard(running):
 
 
 def test_hostile_next_tokens_are_text(running):
-    made = document(ch.explain(TEXT))
+    made = document(steps_of_text(TEXT))
     facts = made.header["facts"]
     hostile = ["</script><img src=x onerror=alert(1)>", "{other}", "\u202eabc\n", "<b>", "$&"]
     for name, choice, entry in zip(hostile, facts["way"]["choices"], facts["next"], strict=True):

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clearhead.explaining.attribution import way
-from clearhead.explaining.explain import explain
 from clearhead.explaining.recorded import of_transformers, recorded
+from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.stream import NoWay, Stream
 from clearhead.models import hub
 from clearhead.models.hub import HubConfig, HubModel
@@ -134,7 +134,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_terminal_folds_many_layers_into_a_line_each(deep: str, language: str):
-    seen = explain("humpty dumpty sat", deep)
+    seen = steps_of_text("humpty dumpty sat", deep)
     assert seen.way is not None
     printed = call("explain", "humpty dumpty sat", "--way", "--model", deep, "--lang", language).stdout.splitlines()
     assert all(cell_len(line) <= 80 for line in printed)
@@ -148,7 +148,7 @@ def test_a_model_without_a_way_says_why_in_one_line(tmp_path: Path):
     granite = small(hf.GraniteForCausalLM)
     granite.config.residual_multiplier = 0.5
     place = saved(tmp_path, granite)
-    seen = explain("humpty dumpty sat", hub.load(place))
+    seen = steps_of_text("humpty dumpty sat", hub.load(place))
     assert seen.way is None
     assert seen.no_way is not None
     assert seen.to_json()["no_way"] == seen.no_way.said("en")

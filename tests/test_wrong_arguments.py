@@ -34,7 +34,6 @@ CALLS = {**calls.public(), **calls.in_frameworks()}
 
 NOT_DRAWN = {
     ("explain", "model"): "names are looked for in a hub, which takes two seconds each; test_hub.py has them",
-    ("why", "model"): "likewise",
     ("Learning.words", "key"): "a key of words/, which the report asks for",
     ("Learning.words", "language"): "likewise",
     ("testing.assert_attention", "examples"): "2**70 examples take their time",
@@ -46,7 +45,7 @@ NOT_CALLED = {
     "acts_in may_act heads_in": "asked by the engine of edits, of layers that it names itself",
     "torch.activate torch.active torch.deactivate torch.explain get_num_threads vllm.register": "take no arguments",
     "explaining.learning.learning": "takes no argument",
-    "EffectMatrix Answers Observation Seen Why explaining.learning.Learning textbook.sparse.Pattern "
+    "EffectMatrix Answers Observation Seen Explanation HeadSteps explaining.learning.Learning textbook.sparse.Pattern "
     "textbook.why_scale.WhyScale": "made by calls",
 }
 CALLABLE = ("a type", "a function")

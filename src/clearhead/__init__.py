@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
-    from clearhead.explaining.why import Why as Why
-    from clearhead.explaining.why import why as why
+    from clearhead.explaining.explanation import Explanation as Explanation
     from clearhead.models.finding import load_model as load_model
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
@@ -46,9 +45,9 @@ _HOMES = {
     "Answers": "core.statistics",
     "AttentionMatrix": "ops.matrix",
     "EffectMatrix": "ops.causes",
+    "Explanation": "explaining.explanation",
     "Observation": "ops.observation",
     "Seen": "watching.seen",
-    "Why": "explaining.why",
     "attention": "ops.attention",
     "boost": "changing.edits",
     "change": "changing.change",
@@ -73,7 +72,6 @@ _HOMES = {
     "trace_weights": "textbook.trace",
     "values_like": "changing.edits",
     "watch": "watching.watch",
-    "why": "explaining.why",
 }
 
 _PARTS = ("nn", "testing", "torch")  # loaded when first named

@@ -133,6 +133,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--all": _FLAG,
         "--against": _text("TOKEN"),
         "--answer": _text("ANSWER"),
+        "--word": _text("WORD"),
         "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
         "--effort": _text("KIND|N"),
         "--trust": _FLAG,
@@ -161,7 +162,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "info": {"--json": _FLAG},
 }
 
-OF_ANSWER = frozenset(("why", "against", "answer", "parts", "effort", "trust", "all"))  # they ask for ch.why
+OF_ANSWER = frozenset(("why", "against", "answer", "word", "parts", "effort", "trust", "all"))  # about the answer
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
@@ -172,6 +173,7 @@ _EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
     ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
+    ("target answer", "", "--why {token} and --answer are given together.", "one of them."),
     ("", "text file chat", _MISSING, EXAMPLE),
     ("text file", "", _MISSING, EXAMPLE),
     ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),

@@ -28,10 +28,8 @@ from clearhead.words import say
 
 if TYPE_CHECKING:
     from clearhead.explaining.explanation import Explanation
-    from clearhead.explaining.why import Why
+    from clearhead.explaining.head_steps import HeadSteps
     from clearhead.view.long import ShownRun
-
-_REPLY = 24  # tokens that a chat's answer has at most, where --generate does not say how many
 
 
 def main(typed: Sequence[str] | None = None) -> int:
@@ -137,10 +135,10 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
         deliver(options, lambda: result.to_json() | tried, (page or result).save)
     if console is None:
         return 0
-    from clearhead.report import attribution, changed, explained, why
+    from clearhead.report import answered, attribution, changed, explained
 
     if cause is not None:
-        why.show(console, cause, options.lang, whole=bool(options.why or options.all), trust=trust, more=not steps)
+        answered.show(console, cause, options.lang, whole=bool(options.why or options.all), trust=trust, more=not steps)
     elif not steps:
         explained.show_opening(console, runs[0], options.lang)
     for seen in runs if steps or way else ():
@@ -149,49 +147,49 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
         if steps:
             (changed if edits else explained).show(console, seen, options.lang)
         if way or not edits:
-            attribution.show(console, replace(seen, ways=cause.ways) if cause and cause.ways else seen, options.lang)
+            attribution.show(
+                console,
+                replace(seen, ways=cause.rivals.ways) if cause and cause.rivals.ways else seen,
+                options.lang,
+            )
     return 0
 
 
-def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Why":
-    """Why an answer follows the text, or the chat, whose answer the model gives first."""
-    from clearhead.core.rule_values import whole_number
+def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Explanation":
+    """Why an answer follows the text, or the chat."""
+    from clearhead.explaining.explain import explain
     from clearhead.explaining.texts import read
-    from clearhead.explaining.why import why
 
-    prompt, answer, hide = _prompt(options), options.answer, None
-    token = options.why if isinstance(options.why, str) else None
-    if options.chat is not None or options.generate:
+    prompt, hide = _prompt(options), None
+    if options.chat is not None and (options.text or "").strip():
         reading = read(model, prompt)
-        if answer is None and token is None:
-            ids, most = [token.id for token in reading.tokens], whole_number("generate", options.generate, 0) or _REPLY
-            answer = model.reply(ids, most, partial(progress, what="tokens")) or None
-        if (options.text or "").strip() and len(reading.turns) == len(prompt):  # a template may have rewritten the text
+        if len(reading.turns) == len(prompt):  # a template may have rewritten the text
             start, stop = reading.turns[-1]
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
-    parts = options.parts or ("sentences" if options.file is not None else "words")
-    asked = {"token": token, "answer": answer, "against": options.against, "parts": parts, "hide": hide}
+    asked = {
+        "answer": options.why if isinstance(options.why, str) else options.answer,
+        "against": options.against,
+        "word": options.word,
+        "generate": options.generate,
+        "parts": options.parts or ("sentences" if options.file is not None else "words"),
+        "hide": hide,
+    }
     if options.effort is not None:
         asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
-    return why(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"))
+    return explain(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"))
 
 
-def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Why | None") -> "list[Explanation]":
+def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Explanation | None") -> "list[HeadSteps]":
     """One token of a text, or of each of its windows, in the chosen head, or in the one that carries the answer."""
-    from clearhead.explaining.explain import explain, explain_windows
+    from clearhead.explaining.steps import steps_of_text, steps_of_windows
 
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
     each = partial(progress, what="layers")
     if options.windows:
-        return explain_windows(model, options.text, **chosen, each=each)
-    free = (options.layer, options.head) == (None, None) and not edits and not options.generate
-    if cause is not None and free:
-        head = cause.carrier or cause.strongest
-        chosen |= {"layer": head.layer, "head": head.head}
-    seen = explain(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
-    if cause is not None and free and cause.answer == cause.next[0].text and not cause.compared:
-        seen = replace(seen, change=head.truth, chosen=(True, True))
-    return [seen]
+        return steps_of_windows(model, options.text, **chosen, each=each)
+    if cause is not None and not edits and not options.generate:
+        return [cause.steps(**chosen)]
+    return [steps_of_text(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
 
 
 def _long_page(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The number that `ch.why` explains: how likely an answer is, or how far one answer is ahead of another.
+"""The number that `ch.explain` explains: how likely an answer is, or how far one answer is ahead of another.
 
 With P the probability of an answer after the text, the product of its tokens' probabilities, it is ln P − ln(1 − P),
 the logit of P, which does not saturate where P is near 1 (Cohen-Wang et al. 2024, ContextCite). Against another answer
@@ -14,10 +14,11 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 from clearhead.explaining.texts import Reading, check_unicode
-from clearhead.models.protocol import ForwardPass, LanguageModel, Token
-from clearhead.spelling import spelled
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
+from clearhead.spelling import cut
 from clearhead.watching.pieces import words
 
+_REPLY, WORD = 24, 8  # tokens of a reply, and of a word, at most
 _LIKELY, _CHECKED = 200, 6  # likeliest tokens among which a rival is, and of these how many may be fragments
 
 
@@ -84,41 +85,56 @@ class Question(NamedTuple):
     against: tuple[int, ...]
 
 
+def said_by(
+    model: LanguageModel, reading: Reading, answer: Any, word: str | None, most: int, each: Each
+) -> tuple[Reading, Any]:
+    """Let the model say its answer, of at most `most` tokens, where none is given; return what is read, and the answer.
+
+    With `word` that word alone is the answer, and what was said before it is read too. Raises DtypeError, FileError for
+    what is no text, SelectionError for a word that was not said.
+    """
+    if not isinstance(word, str | None):
+        raise DtypeError(expected("word", word, "a word of the answer"), 'word="Paris"')
+    check_unicode("word", word or "")
+    said = answer
+    if not isinstance(said, str):
+        ids = [token.id for token in reading.tokens] + ([] if said is None else [said])
+        said = ("" if said is None else model.text(said)) + model.reply(ids, most or _REPLY, each)
+    if word is None:
+        return reading, said or None
+    found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
+    if not found or not word.strip():
+        values = {"word": shown(word), "said": cut(said, 200)}
+        raise SelectionError("word {word} is not in the answer.", 'the answer is "{said}".', **values)
+    before, tokens = said[: found.start()], list(reading.tokens)
+    for token in model.continuation(before) if before else ():
+        text, end = model.text(token), tokens[-1].stop
+        tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
+    return Reading(reading.text + before, tokens, reading.turns), found[0]
+
+
 def read_answers(
     model: LanguageModel,
     tokens: list[Token],
     run: ForwardPass,
-    answer: str | None,
-    token: int | str | None,
+    answer: int | str | None,
     against: int | str | None,
 ) -> Question:
-    """What to explain after a text's run; the likeliest next token where neither answer nor token is given.
+    """Read what to explain after a text's run; where no answer is given, the first whole word that the model says.
 
-    Raises RuleError for a model that says no next token and for answer with token, SelectionError for a token that is
-    no single one and where both answers are the same, ShapeError for an answer without tokens, or too long.
+    Raises RuleError for a model that says no next token, SelectionError where both answers are the same, ShapeError for
+    an answer without tokens, or too long.
     """
     if run.logits is None:
         raise RuleError(
             "{name} says no next token, so there is no answer to explain.", "a decoder has one.", name=model.name
         )
-    if answer is not None and token is not None:
-        raise RuleError("answer and token are given together.", "token= names one token, answer= a text of any length.")
     ids, logits = [each.id for each in tokens], run.logits[-1]
-    if answer is not None:
-        first = _text_ids(model, logits, "answer", answer)
-    else:
-        chosen = int(np.argmax(logits)) if token is None else _token_id(model, logits, "token", token)
-        first = (chosen,)
-    second: tuple[int, ...] = ()
-    if against is not None:
-        lone = answer is None or is_whole(against)
-        second = (
-            (_token_id(model, logits, "against", against),) if lone else _text_ids(model, logits, "against", against)
-        )
+    first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, logits)
+    second = () if against is None else _ids(model, logits, "against", against)
     if first == second:
         raise SelectionError(
-            "{name} and against are both {token}: their difference is always 0.",
-            name="token" if answer is None else "answer",
+            "answer and against are both {token}: their difference is always 0.",
             token=shown("".join(map(model.text, first))),
         )
     model.fits(len(ids) + max(len(first), len(second)) - 1)
@@ -128,6 +144,22 @@ def read_answers(
     if second:
         targets.append(Target([*ids, *second[:-1]], second, None, odds=False, sign=-1))
     return Question(targets, first, second)
+
+
+def whole_word(model: LanguageModel, ids: list[int], logits: Array) -> tuple[int, ...]:
+    """Return the likeliest next tokens up to the end of the first word or number: " Mont" goes on to " Montreal"."""
+    made = [int(np.argmax(logits))]
+    while len(made) < WORD:
+        try:
+            after = model.generate([*ids, *made], 1)[0]
+        except ShapeError:  # the text fills the model's positions
+            break
+        texts = [*map(model.text, made), model.text(after)]
+        *_, last, new = words(texts)
+        if "".join(texts[:-1]).strip() and last != new:
+            break
+        made.append(after)
+    return tuple(made)
 
 
 def probability(value: float, tokens: int = 1) -> float:
@@ -181,34 +213,16 @@ def _kind(text: str) -> tuple[bool, ...]:
     return text[:1].isspace(), word.isalpha(), word[:1].isupper(), word.isdigit()
 
 
-def _text_ids(model: LanguageModel, logits: Array, name: str, text: Any) -> tuple[int, ...]:
-    """The ids of an answer's tokens; without a leading space it stands for the likelier of both spellings."""
-    if not isinstance(text, str):
-        raise DtypeError(expected(name, text, "a text"), 'answer=" Paris"')
-    check_unicode(name, text)
+def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[int, ...]:
+    """The ids of an answer's tokens; without a leading space a text stands for the likelier of both spellings."""
+    if is_whole(wanted):
+        return (read_place(name, wanted, len(logits)),)
+    if not isinstance(wanted, str):
+        raise DtypeError(expected(name, wanted, "a text, or the id of a token"), 'answer=" Paris"')
+    check_unicode(name, wanted)
+    text = wanted.replace("␣", " ")
     if not text.strip():
         raise ShapeError("{name} is empty: there is no token to explain.", 'answer=" Paris"', name=name)
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
     made = [tuple(model.continuation(spelling)) for spelling in spellings]
     return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))
-
-
-def _token_id(model: LanguageModel, logits: Array, name: str, wanted: int | str) -> int:
-    """The id of a token that a reader names: " wall", "␣wall", or "wall" for the likelier of "wall" and " wall"."""
-    if not isinstance(wanted, str):
-        return read_place(name, wanted, len(logits))
-    check_unicode(name, wanted)
-    word = wanted.replace("␣", " ")
-    spellings = [word] if not word or word.startswith(" ") else [word, f" {word}"]
-    cut = [model.continuation(spelling) for spelling in spellings]
-    plain = word.strip().casefold()
-    whole = [ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == plain]
-    if not whole:
-        parts = ", ".join(f"'{spelled(model.text(i))}'" for i in cut[-1][:8]) or "nothing"
-        values = {"name": name, "token": shown(wanted), "parts": parts}
-        raise SelectionError(
-            "{name} {token} is not one token: the model's vocabulary cuts it into {parts}.",
-            "name one token, such as the first of these, or answer= with a text.",
-            **values,
-        )
-    return max(whole, key=lambda i: float(logits[i]))

@@ -1,236 +1,191 @@
-"""`ch.explain`: a text is run through a model, and one token's attention in one head is shown step by step."""
+"""`ch.explain`: what made a model's answer, by running the model again without each part of the text and each head."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
-from clearhead.core.axes import Array, group_size
-from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.explaining import editing
-from clearhead.explaining.attribution import way
-from clearhead.explaining.editing import moved
-from clearhead.explaining.explanation import Explanation
-from clearhead.explaining.forward import check_each, entropy_of, rules_of_head, steps_of, with_stream
-from clearhead.explaining.rerun import resting, without_heads
-from clearhead.explaining.stream import NoWay, Stream
-from clearhead.explaining.texts import TextPart, find_token, read, token_in, windows
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
-from clearhead.textbook.trace import trace
+from clearhead.core.effects import Rest
+from clearhead.core.rule_values import whole_number
+from clearhead.errors import SelectionError
+from clearhead.explaining import editing, head_runs, part_runs, rerun
+from clearhead.explaining.answers import Question, read_answers, rival, said_by
+from clearhead.explaining.attribution import Way, heads_by_share
+from clearhead.explaining.attribution import way as way_to
+from clearhead.explaining.derivatives import check_edits
+from clearhead.explaining.explanation import Estimate, Explanation, Rivals
+from clearhead.explaining.forward import check_each, forward_pass
+from clearhead.explaining.integral import cuts
+from clearhead.explaining.part_runs import Again, candidate
+from clearhead.explaining.stream import of_decoder
+from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
+from clearhead.explaining.texts import Reading, read
+from clearhead.explaining.why_lists import PartEffect
+from clearhead.models.model import Model
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
-    from clearhead.models.model import Model
 
-_SAMPLED = 10  # next tokens that a page shows at any temperature
+_HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
+_LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
+
+
+class Counts(NamedTuple):
+    """How much is run: points of the integral, parts that are hidden one by one, random halves."""
+
+    points: int
+    parts: int
+    halves: int
 
 
 def explain(
     text: Any,
     model: "str | os.PathLike[str] | Model | HubModel | None" = None,
     *,
-    layer: int | None = None,
-    head: int | None = None,
-    token: int | str | None = None,
-    count: int = 5,
-    edits: Any = None,
+    answer: int | str | None = None,
+    against: int | str | None = None,
+    word: str | None = None,
     generate: int = 0,
+    parts: str | Sequence[Any] = "words",
+    hide: Any = None,
+    points: int | None = None,
+    verify: int = 48,
+    effort: str | int = "quick",
+    count: int = 8,
+    edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
-    """Run `text` through a model and show one token's attention step by step: `clearhead explain --steps` as an object.
+    """Say what made a model's answer to a text: `clearhead explain` as an object.
 
-    text          a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
-    model         a path or a name, as `load_model` takes them, or a loaded model; None is the small one that ships with
-                  clearhead, trained on nursery rhymes, for illustration
-    layer, head   from 0; None takes the one that did most for the likeliest token after the chosen one: the model is
-                  run again without each head there (of models in PyTorch, without the eight that by their derivatives
-                  bring most). With edits it is the one of theirs whose output for the token moved furthest, in a model
-                  that says no next token the one whose row has the least entropy
-    token         a position (negative counts from the end) or a word of the text; None is the last
-    count         how many next tokens to list
-    edits         an edit or a list of edits, such as ch.cut(queries="on", keys="sat", layers=[0], heads=[3]): the text
-                  is run with and without them. Any but like, values_like and off(to="mean")
-    generate      how many tokens to put after the text first, each the likeliest; then all of it is explained
-    each          iterates over the model's layers, such as a progress bar
+    The model is run again with each part of the text hidden from all later tokens, and with heads and edges off: what y
+    changes by then is the truth about each of them alone. y is ln P − ln(1 − P) of the answer's probability, or, with
+    `against`, how far it is ahead of the other answer. An integral over gates on all keys chooses the edges to run.
 
-    Returns an Explanation: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
-    and formula), trace (the chosen head with its numbers in float64, (queries, keys) and (queries, d_v)), row (the
-    chosen token alone), entropy (layers, heads) in nats; `heads()` says in a sentence what each head does; `save`,
-    `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with them, `before`
-    is the Explanation without, and `moved` has next tokens and heads by how far they moved.
-    Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
-    edit of what there is not or that changes nothing, RuleError for an edit that it does not show, for edits with
-    generate, for a model whose projections have unknown names, and for counts that are no whole numbers, ShapeError for
-    an empty text or one that is too long, FileError for a model that cannot be read, MissingExtraError where it needs
-    Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers
-    take O(tokens²) memory.
+    text      a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
+    model     a path or a name, as `load_model` takes them, or a loaded one; None is the small one that is shipped
+    answer    a text of one or more tokens, or the id of one; without a leading space it stands for the likelier of both
+              spellings. None: what the model says, of a text the first whole word or number, of messages the reply
+    against   another answer, as `answer`; None explains the answer alone
+    word      a word of what the model says, or of `answer`: it alone is explained, and what comes before it is given
+    generate  how many tokens the model says at most; 0: as `answer` says, of messages 24
+    parts     "tokens", "words", "sentences", "paragraphs", "turns" (of a chat), or (start, stop) pairs of characters
+    hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
+              of the user, which is the question, where there is anything else. Never the last token, which answers,
+              nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
+    points    of the integral, 2 passes each; 0: runs of the rows after the parts. None: 4, of chats over 1,024 tokens 0
+    verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
+    effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
+    count     how many heads and edges to list at most
+    edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
+    each      iterates over points, and over the layers of what is run again, such as a progress bar
+
+    Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
+    RuleError for a model without next tokens, for attention that is not causal, and for an edit without a derivative;
+    UnknownNameError for another effort; SelectionError for a word that is not there, for parts that overlap or are
+    outside the text, for an edit of what there is not, and where both answers are the same; ShapeError for an empty
+    answer or text, or one that is too long; FileError for a model that cannot be read. O(points + parts) passes,
+    O(tokens) memory.
+    Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
-    >>> seen = ch.explain("humpty dumpty sat on")
-    >>> seen.next[0].text, seen.trace.weights.shape
-    (' a', (4, 4))
-    >>> seen = ch.explain("mary had a little", edits=ch.cut(queries="little", keys="mary", layers=[0]))
-    >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
-    (' lamb', ' nut', (0, 3))
+    >>> found = ch.explain("mary had a little", against=" girl")
+    >>> found.answer, found.ranked[0].text
+    (' lamb', 'mary')
     """
-    check_each(each)
     from clearhead.models.finding import load_model
 
-    loaded, count = load_model(model), whole_number("count", count, 0)
-    acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    check_each(each)
+    loaded = load_model(model)
+    asked_points = None if points is None else whole_number("points", points, 0)
+    most, listed = whole_number("verify", verify, 0), whole_number("count", count, 1)
     more = whole_number("generate", generate, 0)
-    if more and acting:
-        raise RuleError("generate and edits are given together: edits are of the text alone.", "one of them.")
+    acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
+    check_edits(acting)
     reading = read(loaded, text)
-    tokens = continued(loaded, reading.tokens, more)
-    whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
-    part, asked = TextPart(whole, tokens), _Asked(layer, head, find_token(tokens, whole, token), count)
-    if acting:
-        return _edited(loaded, part, asked, each, acting)
-    return replace(_explained(loaded, part, asked, each), generated=more)
+    halves = part_runs.read_effort(effort, len(reading.tokens))
+    where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
+    hidden = where if hide is None else read_slices("hide", hide, reading.text)
+    if word is not None or (answer is None and (more or reading.turns)):
+        reading, answer = said_by(loaded, reading, answer, word, more, each)
+    placed = editing.by_position(acting, reading.tokens, reading.text)
+    run = forward_pass(loaded, reading.tokens, each, placed)
+    editing.check_acts(acting, placed, run.layers)
+    asked = read_answers(loaded, reading.tokens, run, answer, against)
+    cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
+    if not cut:
+        raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
+    again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
+    counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
+    made = partial(Explanation, loaded, text, reading, edits=acting)
+    return _explained(again, asked, reading, cut, counts, each, made)
 
 
-def explain_windows(
-    model: LanguageModel,
-    text: str,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-    token: str | None = None,
-    count: int = 5,
-    each: Each = iter,
-) -> list[Explanation]:
-    """`explain` for a text of any length, cut into windows of the model's positions; each is run alone.
-
-    token     a position in the whole text or a word of it: only windows that hold it are explained; None explains the
-              last token of each window
-    Raises as `explain`.
-    """
-    parts = windows(model, text)
-    places = [token_in(part, token) for part in parts]
-    if all(place is None for place in places):
-        most = sum(part.window.stop - part.window.first for part in parts if part.window) - 1
-        raise SelectionError(
-            "token {token!r} is neither a position 0..{last} nor a word of the text.", token=token, last=most
-        )
-    pairs = zip(parts, places, strict=True)
-    return [
-        _explained(model, part, _Asked(layer, head, place, count), each) for part, place in pairs if place is not None
-    ]
+def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
+    """What is run again, with the runs that say the answers."""
+    runs = [run if one.ids == list(run.ids) else model.run(one.ids, each, run.edits) for one in asked.targets]
+    other = asked.against or (rival(model, reading, np.asarray(run.logits[len(reading.tokens) - 1]), asked.answer[0]),)
+    pair = asked.answer[0], other[0]
+    based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
+    sinks = rerun.resting(run, len(reading.tokens) - 1)
+    rest: Rest = "first" if 2 * sinks >= model.config.layers * model.config.heads else "renormalise"
+    return Again(model, based, run.edits, sum(one.value for one in based), rest, 0, pair)
 
 
-def continued(model: LanguageModel, tokens: list[Token], count: int) -> list[Token]:
-    """The tokens and the `count` that the model puts after them, each the likeliest after all before it (greedy).
-
-    Their `start` and `stop` go on where the text ends. Raises ShapeError where the model has too few positions,
-    RuleError for a model that says no next token.
-    """
-    more = list(tokens)
-    for token in model.generate([token.id for token in tokens], count) if count else ():
-        text, end = model.text(token), more[-1].stop
-        more.append(Token(token, text, end, end + len(text)))
-    return more
-
-
-class _Asked(NamedTuple):
-    """The layer and head to explain, None where they are to be chosen; the token; how many next tokens."""
-
-    layer: int | None
-    head: int | None
-    token: int
-    most: int
-
-
-class _Ran(NamedTuple):
-    """A run, its residual stream at the token, and the entropy of the token's row, (layers, heads).
-
-    sinks   how many heads give the first token over half of that row's weight
-    """
-
-    run: ForwardPass
-    stream: Stream | NoWay | None
-    entropy: Array
-    sinks: int
-
-
-def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
-    for name, value in (("layer", asked.layer), ("head", asked.head)):
-        size = getattr(model.config, f"{name}s")
-        if value is not None and (not is_whole(value) or not 0 <= value < size):
-            values = {"value": shown(value), "last": size - 1, "count": size}
-            layer = "layer {value} is outside 0..{last}: the model has {count} layers."
-            head = "head {value} is outside 0..{last}: the model has {count} heads."
-            raise SelectionError(layer if name == "layer" else head, **values)
-    run, stream = with_stream(model, part.tokens, each, asked.token, edits)
-    return _Ran(run, stream, entropy_of(run, asked.token), resting(run, asked.token))
-
-
-def _explained(model: LanguageModel, part: TextPart, asked: _Asked, each: Each) -> Explanation:
-    """One run, and the head that did most where layer and head are not chosen."""
-    ran = _ran(model, part, asked, each)
-    if asked.layer is not None and asked.head is not None:
-        return _explanation(model, part, asked, ran, (asked.layer, asked.head))
-    if ran.run.logits is None or ran.entropy.size == 1:
-        return _explanation(model, part, asked, ran, _least(ran.entropy, asked))
-    changes = without_heads(model, ran.run, asked.token)
-    place = _least(-np.nan_to_num(np.abs(changes), nan=-1.0), asked)
-    return replace(_explanation(model, part, asked, ran, place), change=float(changes[place]))
-
-
-def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> Explanation:
-    """A run with edits, one without, and the edited head that moved furthest."""
-    placed = editing.by_position(edits, part.tokens, part.text)
-    after = _ran(model, part, asked, each, placed)
-    editing.check_acts(edits, placed, after.run.layers)
-    before = _ran(model, part, asked, each)
-    effects = moved(model, before.run, after.run, asked.token, asked.most)
-    named = editing.heads_of(placed, *effects.distance.shape)
-    place = _least(np.where(named, -1 - effects.distance, 1 / (1 + effects.distance)), asked)
-    without, changed = (_explanation(model, part, asked, ran, place) for ran in (before, after))
-    return replace(changed, edits=edits, before=without, moved=effects)
-
-
-def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> Explanation:
-    (layer, head), (run, stream, entropy, _) = place, ran
-    chosen = run.layers[layer]
-    shared = head // group_size(len(chosen.q), len(chosen.k))
-    steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
-    choices = [] if run.logits is None else [next_tokens(model, row, max(1, asked.most)) for row in run.logits]
-    after = choices[asked.token] if choices else []
-    return Explanation(
-        model=model,
-        text=part.text,
-        tokens=part.tokens,
-        next=choices[-1][: asked.most] if choices else [],
-        after=after[: asked.most],
-        layer=layer,
-        head=head,
-        chosen=(asked.layer is None, asked.head is None),
-        token=asked.token,
-        run=chosen,
-        runs=run.layers,
-        steps=steps_of(chosen),
-        trace=steps,
-        row=steps.token(asked.token),
-        entropy=entropy,
-        sinks=ran.sinks,
-        window=part.window,
-        following=[choice[: asked.most] for choice in choices],
-        logits=None if run.logits is None else run.logits[-1],
-        sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),
-        ways=[way(stream, choice.id, choice.text) for choice in after] if isinstance(stream, Stream) else (),
-        no_way=stream if isinstance(stream, NoWay) else None,
+def _explained(
+    again: Again,
+    asked: Question,
+    reading: Reading,
+    cut: list[Part],
+    counts: Counts,
+    each: Each,
+    made: Callable[..., Explanation],
+) -> Explanation:
+    """Run the model again for all of it; `made` takes what comes of that."""
+    model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
+    by_key, by_edge, total, points = part_runs.integrated(
+        again, [place for part in cut for place in part.tokens], counts.points, each
     )
-
-
-def _least(numbers: Array, asked: _Asked) -> tuple[int, int]:
-    """The place of the least of (layers, heads) numbers, in the layer and of the head that were asked for."""
-    places = tuple(slice(None) if each is None else each for each in (asked.layer, asked.head))
-    allowed = np.full(numbers.shape, np.inf)
-    allowed[places] = numbers[places]
-    layer, head = np.unravel_index(int(allowed.argmin()), numbers.shape)
-    return int(layer), int(head)
+    by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
+    neutral = model.text(model.neutral)
+    effects = [
+        PartEffect(*part, float(of_token[list(part.tokens)].sum()), neutral if 0 in part.tokens else "") for part in cut
+    ]
+    if not points:
+        effects = part_runs.answering(again, effects, total)
+    ran = part_runs.hidden(again, effects, reading.text, counts.parts)
+    parts, groups = part_runs.weighed(again, ran, counts.halves, total)
+    by_token = np.zeros(len(reading.tokens))
+    for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
+        by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
+    heads, heads_run, off = head_runs.heads(again, by_head)
+    candidates = [candidate(model, base, i) for i in again.pair]
+    ways: list[Way] = []
+    if isinstance(model, Model):  # whose parts add up
+        run, rows = again.based[0].run, again.based[0].target.rows
+        stream = of_decoder(model, list(run.ids), run, rows.start)
+        ways = [way_to(stream, one.id, one.text) for one in candidates]
+    named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
+    looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
+    estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
+    edges, missed, without = head_runs.edges(again, estimates, looked)
+    answer, other = ("".join(map(model.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
+    return made(
+        rivals=Rivals(
+            answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value), tuple(ways)
+        ),
+        next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
+        parts=parts,
+        groups=groups,
+        pairs=part_runs.pairs(again, parts, total),
+        heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
+        edges=edges[: again.listed],
+        sinks=rerun.resting(again.based[0].run, len(reading.tokens) - 1),
+        based=again.based,
+        numbers=head_runs.other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
+        estimate=Estimate(
+            by_token, by_head, heads_run, total, total - sum(part.effect for part in parts), points, missed
+        ),
+    )

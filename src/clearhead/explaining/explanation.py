@@ -1,220 +1,291 @@
-"""What `ch.explain` gives: a text, what the model says next, and one head step by step, with its page and its JSON.
-
-Everything here is data, taken from the run; `report` prints it.
-"""
+"""`Explanation`: what `ch.explain` found, as data from runs; the terminal, the page and the JSON are views of it."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, brief
-from clearhead.core.call import describe
-from clearhead.core.rules import Rules
-from clearhead.digits import rounded
-from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
+from clearhead.core.effects import spearman
+from clearhead.core.rule_values import whole_number
+from clearhead.digits import significant
+from clearhead.explaining import editing, part_runs, why_page
+from clearhead.explaining.answers import decides, probability
 from clearhead.explaining.attribution import Way
-from clearhead.explaining.attribution_words import for_page
-from clearhead.explaining.editing import SHOWN, Moved
-from clearhead.explaining.forward import model_line, steps_of
-from clearhead.explaining.stream import NoWay
-from clearhead.explaining.texts import Window, parts_of
-from clearhead.models.model import SHIPPED
-from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
-from clearhead.ops.matrix import AttentionMatrix
+from clearhead.explaining.head_steps import HeadSteps
+from clearhead.explaining.part_runs import Again
+from clearhead.explaining.rerun import Based
+from clearhead.explaining.steps import steps_of_text
+from clearhead.explaining.texts import Reading
+from clearhead.explaining.why_lists import (
+    Candidate,
+    EdgeEffect,
+    HeadEffect,
+    OtherNumber,
+    PairEffect,
+    PartEffect,
+    Trust,
+    by_change,
+    plain,
+)
+from clearhead.explaining.why_words import causes_table, conclusion, gap_of, most_likely, parts_table, question
+from clearhead.loading import load
+from clearhead.models.protocol import LanguageModel, Token
 from clearhead.tables import Table, Tabular
-from clearhead.textbook.computed import listed
-from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
-from clearhead.textbook.shapes import Steps
-from clearhead.textbook.trace import TokenTrace, Trace
-from clearhead.view import page
-from clearhead.view.container import Document, narrowed
+from clearhead.view import page, plots
+from clearhead.view.container import Document
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
 
-_LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
-_ROOM = 9e6  # characters of a page for what its layers' weights are computed from
-_EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
-_MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
+_CARRIES = 0.1  # of what hiding the best part takes: what a head has to take that carries an answer
+_SHOWN = 8  # parts and heads in a notebook
+
+
+class Rivals(NamedTuple):
+    """The answer that is explained, and the other one that it is compared with.
+
+    token, against   their first tokens
+    other            the text of the other answer, or of the runner-up
+    compared         is y about the other answer too?
+    value            y, in natural logarithms
+    ways             to both first tokens, where the model's parts can be added up
+    """
+
+    answer: str
+    token: Candidate
+    other: str
+    against: Candidate
+    compared: bool
+    value: float
+    ways: Sequence[Way] = ()
+
+    @property
+    def lead(self) -> float:
+        """How far the answer's first token is ahead of the other one, in logits."""
+        return self.token.logit - self.against.logit
+
+
+class Estimate(NamedTuple):
+    """What the integral and all runs say of every token and head, in natural logarithms.
+
+    by_token    (tokens,): what y falls by without the token's part or sentence, in equal shares
+    by_head     (layers, heads): φ, of the integral
+    heads_run   (layers, heads): what y changes by when each is off; NaN where it was not run
+    total       y with everything less y with nothing of the parts
+    gap         total less the sum of the parts' effects
+    points      of the integral; 0 without one
+    missed      is the strongest edge in neither estimate's first 20?
+    """
+
+    by_token: Array
+    by_head: Array
+    heads_run: Array
+    total: float
+    gap: float
+    points: int
+    missed: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Explanation(Tabular, Framing):
-    """A text, the model's next tokens, and one head of one layer, step by step; made by `explain`."""
+    """Why an answer follows a text; made by `explain`. `print` shows what the terminal shows.
+
+    y is ln P − ln(1 − P) of the answer's probability P, or where two answers are compared how far the first is ahead,
+    in natural logarithms. What was run again says what y changes by without a part, a head or an edge: below 0 where it
+    spoke for the answer. `ranked` lists the parts by that.
+
+    >>> import clearhead as ch
+    >>> found = ch.explain("humpty dumpty sat on")
+    >>> found.answer, found.ranked[0].text, found.strongest[:2]
+    (' a', 'dumpty', (0, 7))
+    """
 
     model: LanguageModel
-    text: str
-    tokens: list[Token]
-    next: list[Choice]  # after the whole text
-    after: list[Choice]  # after the chosen token
-    layer: int
-    head: int
-    chosen: tuple[bool, bool]  # whether layer and head were chosen here
-    token: int
-    run: LayerRun
-    runs: Sequence[LayerRun]  # every layer
-    steps: Steps  # the steps of the whole layer, all heads, without numbers
-    trace: Trace  # the chosen head, with its numbers
-    row: TokenTrace  # the chosen token, computed alone
-    entropy: Array  # (layers, heads): of the chosen token's row, in nats
-    sinks: int = 0  # heads that give the first token over half of that row's weight
-    change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
-    generated: int = 0  # how many of the last tokens the model put there
-    window: Window | None = None  # None: the whole text
-    logits: Array | None = None  # (vocabulary,): of what follows the whole text
-    sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
-    ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
-    no_way: NoWay | None = None  # why there are none
-    edits: tuple[Edit, ...] = ()  # of the attention in this run
-    before: "Explanation | None" = None  # with edits: the run without them
-    moved: Moved | None = None  # and what they moved
-    following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
+    prompt: Any  # the text or the messages, as they came
+    reading: Reading  # all that the model read, of messages by its template, and its tokens
+    rivals: Rivals
+    next: Sequence[Candidate]  # the likeliest next tokens, the likeliest first
+    parts: list[PartEffect]  # in the order of the text
+    groups: list[PartEffect]  # sentences that were hidden as a whole, where there were too many parts for one run each
+    pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
+    heads: list[HeadEffect]  # the strongest in a run first
+    edges: list[EdgeEffect]  # the strongest in a run first
+    numbers: Sequence[OtherNumber]  # what the same runs say of each token of the answer, or of other next tokens
+    estimate: Estimate
+    sinks: int  # heads that give the first token over half of their weight in the row that answers
+    edits: tuple[Edit, ...]  # of the attention, in force in all runs
+    based: Sequence[Based] = field(repr=False)  # the runs that effects are changes of
 
     def __repr__(self) -> str:
-        return brief(
-            "Explanation", {"text": repr(self.text), "layer": self.layer, "head": self.head, "token": self.token}
-        )
+        facts = {"": repr(self.text), "answer": repr(self.answer), "value": significant(self.value)}
+        return brief("Explanation", facts | {"parts": len(self.parts)}).replace("( ", "(")
 
-    def to_html(self, language: Language = "en") -> str:
-        """A page that explains every step, as one self-contained HTML text. Raises RuleError for another language."""
-        return page.html(document(self, language))
+    def __str__(self) -> str:
+        return str(load("report.answered").as_text(self))
 
     def _tables(self, language: Language) -> list[Table]:
-        return [*tables(self, language), Table("", notes=[say(language, "whole page")])]
+        heads = self.heads[:_SHOWN]
+        tables = parts_table(self, language, _SHOWN), causes_table(self, language, "carried", heads)
+        opening = Table(question(self, language), notes=[most_likely(self, language)])
+        said, notes = conclusion(self, language), [gap_of(self, language)]
+        return [opening, *tables, Table("", notes=[*said, *notes, say(language, "whole page")])]
 
-    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
-        page.write(path, lambda: document(self, language))
+    @property
+    def text(self) -> str:
+        """All that the model read."""
+        return self.reading.text
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain numbers, lists and words; -∞ becomes None."""
-        arithmetic = ("scores", "masked", "weights", "contributions", "output")
-        shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
-        data: dict[str, Any] = {} if self.window is None else {"window": self.window._asdict()}
-        data |= {
-            "model": {"name": self.model.name, **self.model.config.facts()},
-            "text": self.text,
-            "tokens": [token._asdict() for token in self.tokens],
-            "generated": self.generated,
-            "next": [choice._asdict() for choice in self.next],
-            "answer": {
-                "next": [choice._asdict() for choice in self.after],
-                "shading": listed(shading),
-                "heads": [head.to_json() for head in self.heads()],
-            },
-            "layer": self.layer,
-            "head": self.head,
-            "token": self.token,
-            "entropy": listed(self.entropy),
-            "layer_steps": [step.to_json() for step in self.steps],
-            "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
-            "logsumexp": listed(self.trace.logsumexp),
-            "layer_output": listed(self.run.output),
-            "token_arithmetic": {name: listed(getattr(self.row, name)) for name in arithmetic}
-            | {"difference_from_the_matrix": self.row.difference},
-            "check": self.trace.check._asdict(),
-            "way": None if self.way is None else self.way.to_json(),
-            "ways": [each.to_json() for each in self.ways],
-            "no_way": None if self.no_way is None else self.no_way.said("en"),
-        }
-        if self.before is not None and self.moved is not None:
-            factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
-            data |= {"edits": [repr(edit) for edit in self.edits], "moved": self.moved.to_json()}
-            data |= {"head_factors": factors, "before": self.before.to_json()}
-        return data
+    @property
+    def tokens(self) -> list[Token]:
+        """The tokens of the text."""
+        return self.reading.tokens
+
+    @property
+    def answer(self) -> str:
+        """The answer's text."""
+        return self.rivals.answer
+
+    @property
+    def value(self) -> float:
+        """Y, in natural logarithms."""
+        return self.rivals.value
 
     @property
     def way(self) -> Way | None:
-        """The way to the likeliest token after the chosen one; None where the parts of the model do not add up."""
-        return next(iter(self.ways), None)
+        """What each part of the model adds to the logit of the answer's first token; None where they do not add up."""
+        return next(iter(self.rivals.ways), None)
 
-    def heads(self) -> list[CaptionedHead]:
-        """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
-        return captioned_heads(self.runs)
+    @property
+    def sink(self) -> bool:
+        """Do half of all heads or more rest on the first token? Then weights of edges that are off move there."""
+        return 2 * self.sinks >= self.estimate.by_head.size
 
+    @property
+    def ranked(self) -> list[PartEffect]:
+        """The parts, and sentences in place of their parts, by how much hiding each changes the answer."""
+        inside = {token for group in self.groups for token in group.tokens}
+        return by_change([*self.groups, *(part for part in self.parts if part.tokens[0] not in inside)])
 
-def document(
-    seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None, named: Sequence[int] = ()
-) -> Document:
-    """The page's document: every head of every layer, and the projections' weights of the chosen layer.
+    @property
+    def probability(self) -> float:
+        """The answer's; where two answers are compared, that of its first token."""
+        return self.rivals.token.probability if self.rivals.compared else probability(self.value)
 
-    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
-    named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
-    """
-    first, config = seen.before or seen, seen.model.config
-    facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
-    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(first, seen.moved, "logits")
-    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
-    weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
-    if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
-        weights = {}
-    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
-    facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
-    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
-    layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
-    if g is not None:
-        after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
-    logits, edited = _sorted_logits(first, "logits"), cast("Edited | None", None)
-    if seen.before is not None:
-        logits |= _sorted_logits(seen, "edited.logits")
-        edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
-    made = story(layers if edited else after, scene, edited, kept)
-    return replace(made, arrays={**made.arrays, **logits})
+    @property
+    def strongest(self) -> HeadEffect:
+        """The head without which y falls most."""
+        return min(self.heads, key=lambda head: head.truth)
 
+    @property
+    def carrier(self) -> HeadEffect | None:
+        """The strongest head that not any text needs, or None.
 
-def _sorted_logits(seen: Explanation, name: str) -> dict[str, Array]:
-    """The logits of what follows the text, the largest first: the page computes the softmax at other temperatures."""
-    return {} if seen.logits is None else {name: -np.sort(-seen.logits.astype(np.float32))}
+        It takes a tenth of the answer's probability, and of what hiding the best part takes: of y and of probability.
+        """
 
+        def takes(change: float) -> Array:
+            left = 0.0 if self.rivals.compared else probability(self.value + change) - probability(self.value)
+            return -np.array([change, left])
 
-def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str, Any]:
-    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check.
+        least = _CARRIES * takes(min((part.hidden or 0.0 for part in self.ranked), default=0.0))
+        found = [one for one in self.heads if one.truth < 0 and not one.needed and (takes(one.truth) >= least).all()]
+        found = [one for one in found if self.rivals.compared or decides(self.value, one.truth)]
+        return min(found, key=lambda head: head.truth, default=None)
 
-    logits   the name of the array of sorted logits
-    """
-    others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
-    following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
-    texts = [choice.text for choice in seen.sampled]
-    looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
-    for run in seen.runs:
-        rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, seen.token], np.float64)
-        order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
-        pairs = zip(rows, order, strict=True)
-        looks.append([[(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in pairs])
-    return {
-        "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
-        "following": following,
-        "entropy": listed(seen.entropy),
-        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
-        "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
-        "way": for_page(seen.ways, seen.no_way),
-        "looks": {"query": seen.token, "heads": looks},
-        "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
-    }
+    def steps(
+        self, layer: int | None = None, head: int | None = None, token: int | str | None = None, *, count: int = 5
+    ) -> HeadSteps:
+        """Show one token's attention in one head, step by step.
 
+        layer, head   from 0; None takes the head that carries the answer, or the strongest; of another token the one
+                      without which the likeliest token after it changes most, and with edits the one that moved most
+        token         a position (negative counts from the end) or a word of the text; None is the last
+        count         how many next tokens to list
 
-def _kept(runs: Sequence[LayerRun], order: Iterable[int], weights: int) -> list[int] | None:
-    """The first of the layers, as many as the page has room for with their weights; None where it has for all.
+        Returns a HeadSteps: `trace` with every intermediate in float64, `row` (the token alone), `heads()`, and with
+        edits `before` and `moved`. Raises SelectionError for a layer, head or token that there is not, RuleError for a
+        model whose projections have unknown names. O(tokens²) memory for the head's numbers.
 
-    weights   how many numbers the projections of the first of them have
-    """
-    sizes = [2 * run.q.size + run.k.size + run.v.size for run in runs]  # g is as large as q
-    streams = [2 * run.x.size for run in runs]  # x and the output
-    if (sum(sizes) + sum(streams) + weights) * _EXACT <= _ROOM:
-        return None
-    left = _ROOM / _NARROW - weights - max(streams)
-    return list(dict.fromkeys(order))[: max(1, int(left / max(sizes)))]
+        >>> import clearhead as ch
+        >>> ch.explain("humpty dumpty sat on").steps(0, 7).trace.weights.shape
+        (4, 4)
+        """
+        where: dict[str, Any] = {"layer": layer, "head": head, "token": token}
+        best, change = self.carrier or self.strongest, None
+        if all(value is None for value in where.values()) and not self.edits:
+            where |= {"layer": best.layer, "head": best.head}
+            own = self.answer == self.next[0].text and not self.rivals.compared
+            change = best.truth if own else None
+        made = steps_of_text(self.prompt, self.model, **where, count=count, edits=list(self.edits) or None)
+        return made if change is None else replace(made, change=change, chosen=(True, True))
 
+    def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:
+        """Measure how far to believe the list of parts, by `masks` runs that hide each part with probability ½.
 
-def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:
-    run, chosen = seen.runs[number], number == seen.layer
-    described = describe(run.q, run.k, run.v, cast("Rules", run.rules))
-    logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
-    assert described.v is not None
-    arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
-    arrays |= {"output": run.output[None], **(weights if chosen else {})}
-    factors = None if run.factors is None else run.factors.tolist()
-    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number, factors)
+        >>> import clearhead as ch
+        >>> ch.explain("mary had a little").trust(8).score > 0
+        True
+        """
+        placed = editing.by_position(self.edits, self.tokens, self.text)
+        pair = self.rivals.token.id, self.rivals.against.id
+        again = Again(self.model, list(self.based), placed, self.value, "first", 0, pair)
+        seed = whole_number("seed", seed, 0)
+        kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
+        effects = np.array([part.effect for part in self.parts])
+        return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
+
+    def plot(self, *, count: int = 8, ax: Any = None) -> Any:
+        """Draw what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
+
+        The bars are the answer's probability in percent, a dashed line that of the whole text; where two answers are
+        compared they are y. Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+
+        >>> import clearhead as ch
+        >>> len(ch.explain("mary had a little").plot().patches)
+        3
+        """
+        parts = [part for part in self.ranked if part.hidden is not None][: whole_number("count", count, 1)]
+        left = [self.value + (part.hidden or 0.0) for part in parts]
+        numbers, label = [*left, self.value], "y"
+        if not self.rivals.compared:
+            numbers, label = [100 * probability(y) for y in numbers], "the answer's probability without the part, in %"
+        words = question(self, "en"), label
+        return plots.plot_bars([part.text for part in parts], numbers[:-1], numbers[-1], words, ax)
+
+    def to_html(self, language: Language = "en") -> str:
+        """Return a page with these causes above every step of the run. Raises RuleError for another language."""
+        return page.html(why_page.document(self, language))
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        page.write(path, lambda: why_page.document(self, language))
+
+    def _document(self, language: Language) -> Document:
+        return why_page.document(self, language)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain numbers, lists and words."""
+        asked, told = self.rivals, self.estimate
+        listed = ("groups", "pairs", "heads", "edges", "next")
+        return {
+            "model": {"name": self.model.name, **self.model.config.facts()},
+            "text": self.text,
+            "tokens": [token._asdict() for token in self.tokens],
+            **{name: getattr(asked, name) for name in ("answer", "other", "compared", "value")},
+            "token": asked.token._asdict(),
+            "against": asked.against._asdict(),
+            "lead": asked.lead,
+            "parts": [plain(part) for part in by_change(self.parts)],
+            **{name: [plain(each) for each in getattr(self, name)] for name in listed},
+            "conclusion": conclusion(self, "en"),
+            **{name: getattr(told, name) for name in ("total", "gap", "points", "missed")},
+            "sinks": self.sinks,
+            "by_token": told.by_token.tolist(),
+            "by_head": told.by_head.tolist(),
+            "layers": told.by_head.sum(axis=1).tolist(),
+            "ways": [each.to_json() for each in asked.ways],
+            **({"edits": [repr(edit) for edit in self.edits]} if self.edits else {}),
+        }

@@ -1,4 +1,4 @@
-"""What `ch.why` runs for heads and edges, in the rows that answer, and what the runs say of each token or rival."""
+"""What `ch.explain` runs for heads and edges, in the rows that answer, and what the runs say of each token or rival."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `ch.why` runs for the parts of a text: the integral, parts hidden one by one and in pairs, random halves."""
+"""What `ch.explain` runs for the parts of a text: the integral, parts hidden one by one and in pairs, random halves."""
 
 from collections.abc import Sequence
 from itertools import chain, combinations

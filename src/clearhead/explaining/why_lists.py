@@ -1,4 +1,4 @@
-"""What `ch.why` lists: parts of the text, heads and edges, each with its effect and what a run without it gives."""
+"""What `ch.explain` lists: parts of the text, heads and edges, each with its effect and what a run without it gives."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

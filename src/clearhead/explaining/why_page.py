@@ -1,4 +1,4 @@
-"""The page's document of `ch.why`: what made the answer, and folded below it the map and the steps of the run."""
+"""The page's document of `ch.explain`: what made the answer, and folded below it the map and the steps of the run."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,11 @@ from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.answers import probability
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.derivatives import derivatives, target_of
-from clearhead.explaining.explain import explain
-from clearhead.explaining.explanation import document as explained
+from clearhead.explaining.head_steps import document as explained
+from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_lists import OtherNumber, plain
-from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer
+from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
 from clearhead.models.model import Model
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
@@ -30,25 +30,25 @@ _HEADINGS = ("parts", "edges", "carried", "grid")
 
 
 def document(seen: Any, language: Language) -> Document:
-    """The page's document of a Why, with the entry `why`; the text is run again for its steps and derivatives."""
+    """Make the page's document, with the entry `why`; the text is run again for its steps and derivatives."""
     causes = seen.to_json()
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
-    steps = explain(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
+    steps = steps_of_text(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
     g, run = None, seen.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
-        target = target_of(run, seen.token.id, seen.against.id)
+        target = target_of(run, seen.rivals.token.id, seen.rivals.against.id)
         g = [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
     made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
-    of_run["facts"]["way"] = for_page(seen.ways)
+    of_run["facts"]["way"] = for_page(seen.rivals.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in seen.numbers]
     causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
-    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():  # of an answer that is long, per token
+    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():
         change = one["truth"] if "truth" in one else one["hidden"] or 0.0
-        one["share"] = probability(seen.value + change, len(seen.based[0].target.answer))
+        one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
     shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
@@ -56,7 +56,7 @@ def document(seen: Any, language: Language) -> Document:
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
     spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()  # no message is rewritten
     shown["turns"] = [(message["role"], place[0], place[-1] + 1) for message, place in spoken if place]
-    shown["grid"] = rounded(-seen.heads_run if _ran(seen) else seen.by_head, 4)
+    shown["grid"] = rounded(-seen.estimate.heads_run if _ran(seen) else seen.estimate.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
     return replace(made, header={**made.header, "why": shown})
@@ -74,7 +74,12 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
         for place in np.argsort(-np.abs(number.by_part), kind="stable").tolist()  # NaN last
         if np.isfinite(number.by_part[place])
     ]
-    other = replace(seen, token=number.token, against=number.against, answer=number.token.text, compared=single)
+    other = replace(
+        seen,
+        rivals=seen.rivals._replace(
+            token=number.token, against=number.against, answer=number.token.text, compared=single
+        ),
+    )
     return {
         "name": (number.against if single else number.token).text,
         "token": number.token._asdict(),
@@ -105,25 +110,34 @@ def _several(seen: Any) -> bool:
 
 def _ran(seen: Any) -> bool:
     """Was the model run again without each head? Else the grid of all heads has their effects."""
-    return bool(np.isfinite(seen.heads_run).all())
+    return bool(np.isfinite(seen.estimate.heads_run).all())
 
 
 def _words(language: Language, seen: Any) -> dict[str, str]:
     """Every sentence of the section and the names of its columns."""
-    logits = {"logit": seen.token.logit, "other": seen.against.logit, "lead": abs(seen.lead)}
+    logits = {"logit": seen.rivals.token.logit, "other": seen.rivals.against.logit, "lead": abs(seen.rivals.lead)}
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
-    shares = {"share": percent(seen.token.probability), "other_share": percent(seen.against.probability)}
+    shares = {
+        "share": percent(seen.rivals.token.probability),
+        "other_share": percent(seen.rivals.against.probability),
+    }
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
     notes = ["replaced"] * any(part.replaced for part in seen.parts) + ["groups"] * bool(seen.groups) + ["exact"]
-    kind = "why title long" if seen.answer != seen.token.text else "why title" if seen.compared else "why title whole"
-    title = _FOR_PAGE if seen.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
+    kind = (
+        "why title long"
+        if seen.answer != seen.rivals.token.text
+        else "why title"
+        if seen.rivals.compared
+        else "why title whole"
+    )
+    title = _FOR_PAGE if seen.rivals.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
         "title": say(language, kind, **title),
-        "lead": say(language, "why lead" if seen.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
+        "lead": say(language, "why lead" if seen.rivals.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
-        "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.by_head.size),
+        "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.estimate.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
         "gap": gap_of(seen, language),
         "so": " ".join(conclusion(seen, language)),

@@ -1,4 +1,4 @@
-"""The sentences and the tables that say a `Why`: the terminal prints them, and a notebook shows them."""
+"""The sentences and the tables that say an `Explanation`: the terminal prints them, and a notebook shows them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,28 +6,32 @@ from typing import Any
 import numpy as np
 
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.answers import decides, probability
+from clearhead.explaining.answers import WORD, decides, probability
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
-from clearhead.spelling import bare, cut, spelled
+from clearhead.spelling import bare, cells, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say
 
-_NEXT, _PART, _ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
+_NEXT, _PART, ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
 _INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
 _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
+_HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
+_LEAST = 16  # columns of the text before an answer
+_STRANGE = 6.0  # nats a token, in the mean, of a text that is no rhyme
+_CARRIES = 0.1  # of what hiding the best part takes: what a head that is shown takes
 
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
     """Why this answer, and how likely it is; texts cut to `width` columns."""
-    answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.other))
-    share = percent(seen.token.probability) if _single(seen) else _facts(seen, language)["after"]
+    answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.rivals.other))
+    share = percent(seen.rivals.token.probability) if _single(seen) else _facts(seen, language)["after"]
     facts = {"answer": answer, "share": share, "against": other}
-    facts |= {"other": percent(seen.against.probability), "ratio": ratio(seen.value)}
+    facts |= {"other": percent(seen.rivals.against.probability), "ratio": ratio(seen.value)}
     if _single(seen):
-        ahead = seen.token.probability >= seen.against.probability
+        ahead = seen.rivals.token.probability >= seen.rivals.against.probability
         return say(language, "why against" if ahead else "why trails", **facts)
-    return say(language, "why against long" if seen.compared else "why long", **facts)
+    return say(language, "why against long" if seen.rivals.compared else "why long", **facts)
 
 
 def ratio(value: float) -> str:
@@ -100,99 +104,167 @@ def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[Head
     if kind == "carried" and any(one.needed for one in causes if isinstance(one, HeadEffect)):
         needed = (f"{one.layer}.{one.head}" for one in causes if isinstance(one, HeadEffect) and one.needed)
         notes.append(say(language, "why needed", heads=", ".join(needed)))
-    if seen.missed and kind == "edges":
+    if seen.estimate.missed and kind == "edges":
         notes.append(say(language, "why missed"))
     return Table(heading, columns, rows, [-one.truth for one in causes], notes)
 
 
-def conclusion(seen: Any, language: Language) -> list[str]:
-    """What the runs support: the part that decides, two of which either is enough, the head that carries the answer."""
+def answer_line(seen: Any, language: Language, width: int) -> str:
+    """The end of the text, the answer after it, and how likely that is, in `width` columns where that can be."""
+    key, facts = "why line of two" if seen.rivals.compared else "why line", _facts(seen, language)
+    facts |= {"answer": cut(bare(seen.answer), ANSWER), "other": facts["other"].strip("“”")}
+    text = bare(seen.text if isinstance(seen.prompt, str) else seen.prompt[-1]["content"])
+    room = max(_LEAST, width - sum(cells(say(language, key, **facts, text=""))))
+    end = cut(text[::-1], room)[::-1]
+    return say(language, key, **facts, text=text if end == text else f"…{end.partition(' ')[2] or end[1:]}")
+
+
+def strange(seen: Any) -> bool:
+    """Is the text far from what the shipped model was trained on: are its tokens that surprising?"""
+    ids = [token.id for token in seen.tokens]
+    logits = np.asarray(seen.based[0].run.logits[: len(ids) - 1], np.float64)
+    chosen = logits[np.arange(len(ids) - 1), ids[1:]]
+    return bool(len(ids) > 1 and (np.logaddexp.reduce(logits, axis=-1) - chosen).mean() > _STRANGE)
+
+
+def part_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
+    """What is left of the answer without each of the first parts, a sentence each."""
     run = [part for part in seen.ranked if part.hidden is not None]
-    rests = [say(language, "why so", said=_rests(seen, language, run))] if run else []
-    either = []
-    for pair in [pair for pair in seen.pairs if seen.compared or decides(seen.value, pair.hidden)][:1]:
-        first, second = (cut(bare(part.text), _PART) for part in pair[:2])
-        one, other = (so_likely(seen, part.hidden or 0.0).rstrip("×") for part in pair[:2])
-        facts = _facts(seen, language, pair.hidden)
-        either.append(say(language, "why either", **facts, first=first, second=second, one=one, other=other))
-    return [*rests, *either, _carries(seen, language)]
+    lines = [_line(seen, language, _without(seen, language, part), part) for part in run[:count]]
+    rest = len(run) - len(lines)
+    return [*lines, say(language, "why less" if rest > 1 else "why one less", count=rest)] if rest else lines
+
+
+def head_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
+    """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each."""
+    least = _CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
+    lines = []
+    for one in [one for one in seen.heads if one.truth < min(least, 0.0)][:count]:
+        through = one.edge is not None and 2 * one.edge.truth <= one.truth
+        facts = {"head": f"{one.layer}.{one.head}", "edge": _edge(seen, one.edge) if through else ""}
+        key = "why needed off" if one.needed else "why edge off" if through else "why head off"
+        lines.append(_line(seen, language, say(language, key, **facts), one))
+    return lines
+
+
+def _line(seen: Any, language: Language, without: str, one: PartEffect | HeadEffect) -> str:
+    """Without “France”: Paris falls to 0.2%, and London leads with 40%."""
+    change, then = (one.truth, None) if isinstance(one, HeadEffect) else (one.hidden or 0.0, one.likeliest)
+    facts = _facts(seen, language, change) | {"without": f"{without[:1].upper()}{without[1:]}"}
+    if seen.rivals.compared:
+        return say(language, "why times as likely", **facts)
+    if then is not None and change < 0 and then.id != seen.rivals.token.id and then.text.strip():
+        return say(language, "why passed", **facts, leader=f"“{bare(then.text)}”", share=percent(then.probability))
+    key = "stays" if facts["before"] == so_likely(seen, change) else "falls" if change < 0 else "rises"
+    return say(language, f"why {key}", **facts)
+
+
+def conclusion(seen: Any, language: Language) -> list[str]:
+    """What the runs support: the parts that are needed, two of which either is enough, the head that carries it."""
+    run = [part for part in seen.ranked if part.hidden is not None]
+    said = [say(language, "why so", said=_needs(seen, language, run))] if run else []
+    for pair in [pair for pair in seen.pairs if seen.rivals.compared or decides(seen.value, pair.hidden)][:1]:
+        first, second = (_named(seen, language, part) for part in pair[:2])
+        facts, key = _facts(seen, language, pair.hidden), "why either of two" if seen.rivals.compared else "why either"
+        said.append(say(language, key, **facts, first=first, second=second))
+    return [*said, _carries(seen, language)]
+
+
+def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
+    """The parts without any one of which less than half of the answer is left, or that there is none."""
+    needed = [part for part in run if left(seen, part.hidden or 0.0) < _HALF]
+    facts = _facts(seen, language)
+    if needed:
+        names = [_named(seen, language, part) for part in needed[:_NEEDED]]
+        if rest := len(needed) - _NEEDED if len(needed) > _NEEDED else 0:
+            names.append(say(language, "why others", count=rest))
+        *first, last = names
+        parts = say(language, "why and", first=say(language, "why list").join(first), last=last) if first else last
+        kind = ("one" if len(needed) == 1 else "each") + " of two" * seen.rivals.compared
+        return say(language, f"why needs {kind}", **facts, parts=parts)
+    part = min(run, key=lambda one: one.hidden or 0.0)
+    if (part.hidden or 0.0) >= 0:
+        return say(language, "why none", **facts)
+    facts = _facts(seen, language, part.hidden or 0.0) | {"without": _without(seen, language, part)}
+    return say(language, "why little of two" if seen.rivals.compared else "why little", **facts)
+
+
+def left(seen: Any, change: float) -> float:
+    """Which share of the answer's probability is left where y changes by that; of two, of how it compares."""
+    if seen.rivals.compared:
+        return float(np.exp(change))
+    count = shared_by(seen)
+    return probability(seen.value + change, count) / probability(seen.value, count)
+
+
+def _named(seen: Any, language: Language, part: PartEffect) -> str:
+    """“have”, and of a text that has it more than once, which one."""
+    name, parts = cut(bare(part.text), _PART), seen.groups if part in seen.groups else seen.parts
+    alike = [one.tokens for one in parts if bare(one.text).casefold() == bare(part.text).casefold()]
+    if len(alike) > 1:
+        return say(language, "why repeated", part=name, place=alike.index(part.tokens) + 1, count=len(alike))
+    return say(language, "why replaced part" if part.replaced else "why quoted", part=name)
 
 
 def gap_of(seen: Any, language: Language) -> str:
     """What the effects do not explain, and where they come from."""
-    facts = {"gap": signed(seen.gap), "total": signed(seen.total), "points": seen.points}
-    return say(language, "why gap" if seen.points else "why gap rows", **facts)
+    facts = {"gap": signed(seen.estimate.gap), "total": signed(seen.estimate.total), "points": seen.estimate.points}
+    return say(language, "why gap" if seen.estimate.points else "why gap rows", **facts)
 
 
 def _single(seen: Any) -> bool:
     """Is one token the answer, and one the other?"""
-    return bool(seen.answer == seen.token.text and seen.other == seen.against.text)
+    return bool(seen.answer == seen.rivals.token.text and seen.rivals.other == seen.rivals.against.text)
 
 
 def so_likely(seen: Any, change: float = 0.0) -> str:
-    """How likely the answer is where y changes by that, per token; of two, how many times as likely as the other."""
+    """How likely the answer is where y changes by that; of two, how many times as likely as the other."""
     value = seen.value + change
-    return f"{ratio(value)}×" if seen.compared else percent(probability(value, _tokens(seen)))
+    return f"{ratio(value)}×" if seen.rivals.compared else percent(probability(value, shared_by(seen)))
 
 
-def _tokens(seen: Any) -> int:
-    """How many tokens the answer has."""
-    return len(seen.based[0].target.answer)
+def shared_by(seen: Any) -> int:
+    """1 where the answer is a word, told as likely as all its tokens together; else the tokens, told by their mean."""
+    count = len(seen.based[0].target.answer)
+    return 1 if count <= WORD and len(seen.answer.split()) < 2 else count
 
 
 def of_answer(seen: Any, language: Language) -> str:
     """The name of the column of these."""
-    if seen.compared:
-        return f"× {cut(spelled(seen.against.text), 8)}"
-    return f"p({cut(spelled(seen.token.text), 7)})" if _tokens(seen) == 1 else say(language, "why of answer")
+    if seen.rivals.compared:
+        return f"× {cut(spelled(seen.rivals.against.text), 8)}"
+    return f"p({cut(spelled(seen.answer), 7)})" if shared_by(seen) == 1 else say(language, "why of answer")
 
 
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
-    """The answer, how likely it is, and how likely where y changes by that, with its unit."""
+    """The answer, the other one, how likely it is, and how likely where y changes by that, with its unit."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
-    answer, unit = cut(spelled(seen.answer), _ANSWER), "why times" if seen.compared else "why each"
-    if seen.compared or _tokens(seen) > 1:
-        after = say(language, unit, share=after, other=cut(spelled(seen.other), _ANSWER))
-    return {"before": before, "after": after, "answer": answer if _tokens(seen) == 1 else f"“{answer}”"}
-
-
-def _rests(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
-    """The part without which the answer is least likely, of those that were run, and what is likeliest then."""
-    part: Any = min(run, key=lambda one: one.hidden or 0.0)
-    if part.hidden >= 0:
-        return say(language, "why none", **_facts(seen, language))
-    facts = _facts(seen, language, part.hidden) | {"without": _without(seen, language, part)}
-    if not (seen.compared or decides(seen.value, part.hidden)):
-        return say(language, "why little", **facts)
-    then = part.likeliest
-    if seen.compared or then.id == seen.token.id:
-        return say(language, "why falls", **facts)
-    return say(language, "why passed", **facts, other=spelled(then.text), share=percent(then.probability))
+    name, one = bare(seen.answer), shared_by(seen) == 1
+    answer = f"“{name}”" if cut(name, ANSWER) == name else say(language, "why the answer")
+    after = after if one or seen.rivals.compared else say(language, "why each", share=after)
+    other = cut(bare(seen.rivals.other), ANSWER)
+    return {"before": before, "after": after, "answer": answer, "other": f"“{other}”"}
 
 
 def _without(seen: Any, language: Language, part: PartEffect) -> str:
     """Without “France”: which part is hidden, or replaced, and of a sentence the part in it that does most."""
-    name, most = cut(bare(part.text), _PART), min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
+    most = min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
+    name = _named(seen, language, part._replace(replaced="") if part.replaced else part)
     if part.replaced:
         return say(language, "why in place", part=name, neutral=spelled(part.replaced))
     if most is not None and (most.hidden or 0.0) < _MUCH * (part.hidden or 0.0):
-        return say(language, "why within", part=name, inside=cut(bare(most.text), _PART))
+        return say(language, "why within", part=name, inside=_named(seen, language, most))
     return say(language, "why without it", part=name)
 
 
 def _carries(seen: Any, language: Language) -> str:
     """The head that carries the answer, or that none does."""
-    head = seen.carrier
-    if head is None:
-        strongest = seen.strongest
-        facts = _facts(seen, language, min(0.0, strongest.truth)) | {"head": f"{strongest.layer}.{strongest.head}"}
-        key = "why any text" if strongest.needed else "why no head" if strongest.truth < 0 else "why no head at all"
-        return say(language, key, **facts)
-    facts = _facts(seen, language, head.truth) | {"head": f"{head.layer}.{head.head}"}
-    if head.edge is None or 2 * head.edge.truth > head.truth:
-        return say(language, "why carries", **facts)
-    share = so_likely(seen, head.edge.truth).rstrip("×")
-    return say(language, "why through", **facts, edge=_edge(seen, head.edge), share=share)
+    head, strongest = seen.carrier, seen.strongest
+    if head is not None:
+        return say(language, "why carries", head=f"{head.layer}.{head.head}")
+    return say(
+        language, "why any text" if strongest.needed else "why no head", head=f"{strongest.layer}.{strongest.head}"
+    )
 
 
 def _edge(seen: Any, edge: EdgeEffect) -> str:

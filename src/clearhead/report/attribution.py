@@ -9,7 +9,7 @@ from rich.text import Text
 from clearhead.digits import fixed, signed
 from clearhead.explaining.attribution import Way, WayPart, against
 from clearhead.explaining.attribution_words import norm_name, notes, part_name
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.texts import token_name
 from clearhead.report.cells import columns, label, note, title
 from clearhead.report.console import put
@@ -20,7 +20,7 @@ _MOST_LAYERS = 4  # of more than these, each is one line
 _WIDTHS = (50, -8, -9, -13)  # what a part is called, what it adds, the sum so far, what it adds to the difference
 
 
-def show(console: Console, seen: Explanation, language: Language) -> None:
+def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print the way to the likeliest next token and its difference from the next, or why there is none, in a line."""
     if seen.ways or seen.no_way is not None:
         console.print()

@@ -10,7 +10,7 @@ from rich.text import Text
 from clearhead.core.axes import named
 from clearhead.digits import percent, signed
 from clearhead.explaining.editing import SHOWN
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.report.cells import columns, figure, label, listed, note, title
 from clearhead.report.console import sections
@@ -23,19 +23,19 @@ _SHOWN_HEADS = 5
 _SHOWN_KEYS = 8
 
 
-def show(console: Console, seen: Explanation, language: Language) -> None:
+def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print all of it, for an explanation with edits."""
     sections(console, (part(console, seen, language) for part in (_opening, _next, _heads, _matrices, _row)))
 
 
-def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     yield from opening(console, seen, language)
     width, name = cell_len(say(language, "tokens")) + 2, say(language, "edits")
     for place, edit in enumerate(seen.edits):
         yield columns((width, 0), ["" if place else name, printable(repr(edit))])
 
 
-def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _next(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     assert seen.moved is not None
     if not seen.moved.next:
         return
@@ -47,7 +47,7 @@ def _next(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
         yield columns(widths, [f"  {listed(token.text)}", *shares])
 
 
-def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _heads(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     assert seen.moved is not None
     heads = seen.moved.heads(_SHOWN_HEADS)
     yield title(say(language, "moved heads" if heads else "no head moved", token=token_name(seen, seen.token)))
@@ -59,7 +59,7 @@ def _heads(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
         yield columns(widths, [f"  {name}", figure(head.distance, 4, 11), figure(head.length, 4, 11)])
 
 
-def _matrices(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _matrices(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     assert seen.before is not None
     runs = seen.before.trace, seen.trace
     shape = named(seen.trace.weights.shape, ("queries", "keys"))
@@ -76,7 +76,7 @@ def _matrices(console: Console, seen: Explanation, language: Language) -> Iterat
         yield note(say(language, "unchanged"))
 
 
-def _row(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _row(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     assert seen.before is not None
     yield title(say(language, "row", token=token_name(seen, seen.token)))
     widths = (14, -11, -11, -11)

@@ -12,7 +12,7 @@ from rich.text import Text
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answer_words import attending, following, kinds_of
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.explaining.why_lists import HeadEffect
 from clearhead.models.model import SHIPPED
@@ -29,22 +29,22 @@ _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8
 
 
-def show(console: Console, seen: Explanation, language: Language) -> None:
+def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print all of it, the answer first."""
     sections(console, (part(console, seen, language) for part in (answer, opening, _layer, _weights, _arithmetic)))
 
 
-def show_opening(console: Console, seen: Explanation, language: Language) -> None:
+def show_opening(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print the answer alone."""
     sections(console, [answer(console, seen, language), iter([more_note(seen, language)])])
 
 
-def more_note(seen: Explanation | HeadEffect, language: Language) -> Text:
+def more_note(seen: HeadSteps | HeadEffect, language: Language) -> Text:
     """Which options show more, and the head whose steps these are."""
     return note(say(language, "why more", head=f"{seen.layer}.{seen.head}"))
 
 
-def answer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def answer(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     """What the token attends to, what follows it, what heads do."""
     if seen.window is not None:
         yield title(say(language, "window", **seen.window._asdict(), last=seen.window.stop - 1))
@@ -66,7 +66,7 @@ def share_line(token: str, share: float) -> Text:
     return columns((0, -8, 0), [f"  {listed(token)}", f" {percent(share)}", f"  {bar(share, 24)}"])
 
 
-def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
+def _heads(seen: HeadSteps, language: Language) -> Iterator[Text]:
     kinds = kinds_of(seen)
     if not kinds:
         return
@@ -81,12 +81,12 @@ def _heads(seen: Explanation, language: Language) -> Iterator[Text]:
         yield line.append(say(language, "more such heads", count=more), style="dim") if more else line
 
 
-def about(model: LanguageModel, language: Language) -> Iterator[Text]:
-    """The model's name and sizes."""
+def about(model: LanguageModel, language: Language, strange: bool = False) -> Iterator[Text]:  # noqa: FBT001
+    """The model's name and sizes, and of the shipped one what it is for; `strange`: its text is no rhyme."""
     sizes = {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
     yield title(say(language, "model", name=model.name, **sizes))
     if model.name == SHIPPED:
-        yield note(say(language, "illustration"))
+        yield note(say(language, "why no rhyme" if strange else "illustration"))
 
 
 def split_note(split: Split | None, language: Language) -> Iterator[Text]:
@@ -96,7 +96,7 @@ def split_note(split: Split | None, language: Language) -> Iterator[Text]:
         yield note(say(language, "split", **safe._asdict()))
 
 
-def opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
     yield from about(seen.model, language)
     yield Text()
@@ -111,14 +111,14 @@ def opening(console: Console, seen: Explanation, language: Language) -> Iterator
         yield note(say(language, "generated", count=seen.generated))
 
 
-def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _layer(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
         yield columns((40, 0), [f"  {formula(language, step.formula)}", named(step.shape, step.axes)])
         yield note(f"      {say(language, step.words)}")
 
 
-def _weights(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     shape = named(seen.trace.weights.shape, ("queries", "keys"))
     yield title(f"{say(language, 'head', head=seen.head, layer=seen.layer)}  {shape}")
     visible = int((~np.isneginf(seen.row.masked)).sum())
@@ -146,7 +146,7 @@ def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = Fals
     return say(language, f"{which} sum", deviation=deviation)
 
 
-def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _arithmetic(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     row = seen.row
     yield title(say(language, "how", token=token_name(seen, seen.token)))
     width = row.contributions.shape[-1]

@@ -98,6 +98,21 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     return ax
 
 
+def plot_bars(names: Sequence[str], values: Sequence[float], whole: float, words: tuple[str, str], ax: Any) -> Any:
+    """Draw values as bars, the first on top, and a line at what they are beside, and return the axes. Raises as `plot`.
+
+    words   the title, and what the values are; values of percent have an axis from 0 to 100
+    """
+    ax = _axes(ax)
+    ax.barh(range(len(values)), values, color="#7a5fb5")
+    ax.axvline(whole, color="0.2", linestyle="--", linewidth=1)
+    labels = [bare(name)[:24].replace("$", r"\$") for name in names]
+    ax.yaxis.set_ticks(range(len(labels)), labels)
+    ax.invert_yaxis()
+    ax.set(title=words[0], xlabel=words[1], xlim=(0, 100) if "%" in words[1] else None)
+    return ax
+
+
 def _axes(ax: Any) -> Any:
     try:
         from matplotlib import pyplot

@@ -134,7 +134,7 @@ class Seen(Run, Display):
         Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. Renormalised, edges to the
         first token often come first; rest="first" says what a row takes from elsewhere. Beyond the head, effects are of
         first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
-        elsewhere. So `seen.verify` them, and ask `ch.why` which part of a text made an answer.
+        elsewhere. So `seen.verify` them, and ask `ch.explain` which part of a text made an answer.
 
         Raises RuleError unless k is a positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and
         head, O(k) memory.
@@ -156,7 +156,7 @@ class Seen(Run, Display):
         rest     as in `cuts`
 
         First order holds as for `strongest`: in the last layers. Sums over all layers of a large model say little of
-        what hiding a span does; `ch.why` does.
+        what hiding a span does; `ch.explain` does.
 
         Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
         the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
@@ -209,7 +209,7 @@ class Seen(Run, Display):
         """Each head's Σ g·o, and -Σ g·o, the effect of switching it off to first order; it prints as a table.
 
         Sums over queries and batch items, as (layer, head, contribution, off). First order holds as for `strongest`;
-        the heads of `ch.why` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
+        the heads of `ch.explain` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
         `contributions`.
         """
         return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))

@@ -1,5 +1,6 @@
 """Why an answer, in the terminal: the question, the parts of the text, edges and heads, a conclusion, both ways."""
 
+import io
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -9,25 +10,26 @@ from rich.text import Text
 
 from clearhead.digits import fixed
 from clearhead.explaining import why_words
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
-from clearhead.explaining.why import Why
 from clearhead.explaining.why_lists import Trust
 from clearhead.report.cells import colourful, label, note, rgb, table, title
 from clearhead.report.console import folded, sections
 from clearhead.report.explained import about, more_note, split_note
 from clearhead.report.streams import printable, shown
 from clearhead.tables import Table, bars
-from clearhead.words import Language, say
+from clearhead.words import Language, of_locale, say
 
-_LINES = 25  # of the first screen
-_COUNTS = ((6, 5), (6, 4), (5, 4), (5, 3), (4, 3), (3, 3), (2, 2), (1, 1))  # parts and heads on it: the most that fit
-_ANSWER = 60  # columns of the answer
+_LINES = 22  # of the first screen
+_COUNTS = ((5, 4), (5, 3), (4, 3), (4, 2), (3, 2), (2, 2), (2, 1), (1, 1))  # parts and heads on it: the most that fit
 _BAR, _NAME = 10, 23
 _FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
 
 
-def show(console: Console, seen: Why, language: Language, *, whole: bool, more: bool, trust: Trust | None) -> None:
-    """Print the answer on one screen, or with `whole` all parts, heads and edges that were listed.
+def show(
+    console: Console, seen: Explanation, language: Language, *, whole: bool, more: bool, trust: Trust | None
+) -> None:
+    """Print the answer on one screen, in sentences, or with `whole` tables of all parts, heads and edges listed.
 
     more   end with the options that show more
     """
@@ -36,26 +38,45 @@ def show(console: Console, seen: Why, language: Language, *, whole: bool, more: 
         score = "–" if trust.score is None else fixed(trust.score, 2, 9)
         last.insert(0, note(say(language, "why trust", masks=trust.masks, score=score)))
     said = [Text(shown(sentence)) for sentence in why_words.conclusion(seen, language)]
-    said += [note(shown(why_words.gap_of(seen, language)))] * whole
-    for parts, heads in [(None, None)] if whole else _COUNTS:
-        asked = why_words.question(seen, language, None if whole else _ANSWER)
-        opening = [
-            title(shown(asked)),
-            Text(shown(why_words.most_likely(seen, language))),
-            *about(seen.model, language),
-        ]
-        opening += [Text(f"{say(language, 'edits')}  {printable(repr(edit))}") for edit in seen.edits]
-        listed = why_words.parts_table(seen, language, parts, effects=whole)
-        screen = [opening, [*_parts(console, seen, language, listed)]]
-        for kind, some in (("carried", seen.heads[:heads]), ("edges", seen.edges))[: 1 + whole]:
-            screen.append([*_causes(console, why_words.causes_table(seen, language, kind, some))])
-        screen.append([*said, *last])
+    if whole:
+        sections(console, map(iter, [*_tables(console, seen, language), [*said, *last]]))
+        return
+    opening = _opening(console, seen, language)
+    for parts, heads in _COUNTS:
+        causes = why_words.part_lines(seen, language, parts), why_words.head_lines(seen, language, heads)
+        screen = [opening, *([Text(shown(line)) for line in lines] for lines in causes if lines), [*said, *last]]
         if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
             break
     sections(console, map(iter, screen))
 
 
-def _parts(console: Console, seen: Why, language: Language, listed: Table) -> Iterator[Text]:
+def _opening(console: Console, seen: Explanation, language: Language) -> list[Text]:
+    """The text and its answer, what else is likely, the model."""
+    made = [title(shown(why_words.answer_line(seen, language, console.width)))]
+    if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
+        made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
+    made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]
+    return made + [Text(f"{say(language, 'edits')}  {printable(repr(edit))}") for edit in seen.edits]
+
+
+def _tables(console: Console, seen: Explanation, language: Language) -> Iterator[list[Text]]:
+    """All parts, heads and edges that were listed, with their numbers."""
+    yield [title(shown(why_words.question(seen, language))), *_opening(console, seen, language)[1:]]
+    yield [*_parts(console, seen, language, why_words.parts_table(seen, language, effects=True))]
+    for kind, some in (("carried", seen.heads), ("edges", seen.edges)):
+        yield [*_causes(console, why_words.causes_table(seen, language, kind, some))]
+    yield [note(shown(why_words.gap_of(seen, language)))]
+
+
+def as_text(seen: Explanation) -> str:
+    """Return the screen as a terminal of 80 columns without colours has it."""
+    console = Console(width=80, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
+    with console.capture() as printed:
+        show(console, seen, of_locale(), whole=False, more=False, trust=None)
+    return printed.get().rstrip("\n")
+
+
+def _parts(console: Console, seen: Explanation, language: Language, listed: Table) -> Iterator[Text]:
     heading, names, rows, effects, notes = listed
     yield title(heading)
     wide = any(cell_len(shown(row[0])) > _NAME for row in rows)  # then there is no room for bars

@@ -1,0 +1,220 @@
+"""What `ch.explain` gives: a text, what the model says next, and one head step by step, with its page and its JSON.
+
+Everything here is data, taken from the run; `report` prints it.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array, brief
+from clearhead.core.call import describe
+from clearhead.core.rules import Rules
+from clearhead.digits import rounded
+from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
+from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution_words import for_page
+from clearhead.explaining.editing import SHOWN, Moved
+from clearhead.explaining.forward import model_line, steps_of
+from clearhead.explaining.stream import NoWay
+from clearhead.explaining.texts import Window, parts_of
+from clearhead.models.model import SHIPPED
+from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.tables import Table, Tabular
+from clearhead.textbook.computed import listed
+from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
+from clearhead.textbook.shapes import Steps
+from clearhead.textbook.trace import TokenTrace, Trace
+from clearhead.view import page
+from clearhead.view.container import Document, narrowed
+from clearhead.view.notebook import Framing
+from clearhead.words import Language, say
+
+_LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
+_ROOM = 9e6  # characters of a page for what its layers' weights are computed from
+_EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
+_MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class HeadSteps(Tabular, Framing):
+    """A text, the model's next tokens, and one head of one layer, step by step; made by `explain`."""
+
+    model: LanguageModel
+    text: str
+    tokens: list[Token]
+    next: list[Choice]  # after the whole text
+    after: list[Choice]  # after the chosen token
+    layer: int
+    head: int
+    chosen: tuple[bool, bool]  # whether layer and head were chosen here
+    token: int
+    run: LayerRun
+    runs: Sequence[LayerRun]  # every layer
+    steps: Steps  # the steps of the whole layer, all heads, without numbers
+    trace: Trace  # the chosen head, with its numbers
+    row: TokenTrace  # the chosen token, computed alone
+    entropy: Array  # (layers, heads): of the chosen token's row, in nats
+    sinks: int = 0  # heads that give the first token over half of that row's weight
+    change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
+    generated: int = 0  # how many of the last tokens the model put there
+    window: Window | None = None  # None: the whole text
+    logits: Array | None = None  # (vocabulary,): of what follows the whole text
+    sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
+    ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
+    no_way: NoWay | None = None  # why there are none
+    edits: tuple[Edit, ...] = ()  # of the attention in this run
+    before: "HeadSteps | None" = None  # with edits: the run without them
+    moved: Moved | None = None  # and what they moved
+    following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
+
+    def __repr__(self) -> str:
+        return brief(
+            "HeadSteps", {"text": repr(self.text), "layer": self.layer, "head": self.head, "token": self.token}
+        )
+
+    def to_html(self, language: Language = "en") -> str:
+        """A page that explains every step, as one self-contained HTML text. Raises RuleError for another language."""
+        return page.html(document(self, language))
+
+    def _tables(self, language: Language) -> list[Table]:
+        return [*tables(self, language), Table("", notes=[say(language, "whole page")])]
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        page.write(path, lambda: document(self, language))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain numbers, lists and words; -∞ becomes None."""
+        arithmetic = ("scores", "masked", "weights", "contributions", "output")
+        shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
+        data: dict[str, Any] = {} if self.window is None else {"window": self.window._asdict()}
+        data |= {
+            "model": {"name": self.model.name, **self.model.config.facts()},
+            "text": self.text,
+            "tokens": [token._asdict() for token in self.tokens],
+            "generated": self.generated,
+            "next": [choice._asdict() for choice in self.next],
+            "answer": {
+                "next": [choice._asdict() for choice in self.after],
+                "shading": listed(shading),
+                "heads": [head.to_json() for head in self.heads()],
+            },
+            "layer": self.layer,
+            "head": self.head,
+            "token": self.token,
+            "entropy": listed(self.entropy),
+            "layer_steps": [step.to_json() for step in self.steps],
+            "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
+            "logsumexp": listed(self.trace.logsumexp),
+            "layer_output": listed(self.run.output),
+            "token_arithmetic": {name: listed(getattr(self.row, name)) for name in arithmetic}
+            | {"difference_from_the_matrix": self.row.difference},
+            "check": self.trace.check._asdict(),
+            "way": None if self.way is None else self.way.to_json(),
+            "ways": [each.to_json() for each in self.ways],
+            "no_way": None if self.no_way is None else self.no_way.said("en"),
+        }
+        if self.before is not None and self.moved is not None:
+            factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
+            data |= {"edits": [repr(edit) for edit in self.edits], "moved": self.moved.to_json()}
+            data |= {"head_factors": factors, "before": self.before.to_json()}
+        return data
+
+    @property
+    def way(self) -> Way | None:
+        """The way to the likeliest token after the chosen one; None where the parts of the model do not add up."""
+        return next(iter(self.ways), None)
+
+    def heads(self) -> list[CaptionedHead]:
+        """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
+        return captioned_heads(self.runs)
+
+
+def document(
+    seen: HeadSteps, language: Language = "en", g: Sequence[Array] | None = None, named: Sequence[int] = ()
+) -> Document:
+    """The page's document: every head of every layer, and the projections' weights of the chosen layer.
+
+    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
+    named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
+    """
+    first, config = seen.before or seen, seen.model.config
+    facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
+    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(first, seen.moved, "logits")
+    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
+    weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
+    if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
+        weights = {}
+    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
+    facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
+    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
+    layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
+    if g is not None:
+        after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
+    logits, edited = _sorted_logits(first, "logits"), cast("Edited | None", None)
+    if seen.before is not None:
+        logits |= _sorted_logits(seen, "edited.logits")
+        edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
+    made = story(layers if edited else after, scene, edited, kept)
+    return replace(made, arrays={**made.arrays, **logits})
+
+
+def _sorted_logits(seen: HeadSteps, name: str) -> dict[str, Array]:
+    """The logits of what follows the text, the largest first: the page computes the softmax at other temperatures."""
+    return {} if seen.logits is None else {name: -np.sort(-seen.logits.astype(np.float32))}
+
+
+def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, Any]:
+    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check.
+
+    logits   the name of the array of sorted logits
+    """
+    others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
+    following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
+    texts = [choice.text for choice in seen.sampled]
+    looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
+    for run in seen.runs:
+        rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, seen.token], np.float64)
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
+        pairs = zip(rows, order, strict=True)
+        looks.append([[(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in pairs])
+    return {
+        "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
+        "following": following,
+        "entropy": listed(seen.entropy),
+        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+        "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
+        "way": for_page(seen.ways, seen.no_way),
+        "looks": {"query": seen.token, "heads": looks},
+        "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
+    }
+
+
+def _kept(runs: Sequence[LayerRun], order: Iterable[int], weights: int) -> list[int] | None:
+    """The first of the layers, as many as the page has room for with their weights; None where it has for all.
+
+    weights   how many numbers the projections of the first of them have
+    """
+    sizes = [2 * run.q.size + run.k.size + run.v.size for run in runs]  # g is as large as q
+    streams = [2 * run.x.size for run in runs]  # x and the output
+    if (sum(sizes) + sum(streams) + weights) * _EXACT <= _ROOM:
+        return None
+    left = _ROOM / _NARROW - weights - max(streams)
+    return list(dict.fromkeys(order))[: max(1, int(left / max(sizes)))]
+
+
+def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> PageLayer:
+    run, chosen = seen.runs[number], number == seen.layer
+    described = describe(run.q, run.k, run.v, cast("Rules", run.rules))
+    logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
+    assert described.v is not None
+    arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
+    arrays |= {"output": run.output[None], **(weights if chosen else {})}
+    factors = None if run.factors is None else run.factors.tolist()
+    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number, factors)
