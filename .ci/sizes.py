@@ -12,11 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 KINDS = "py", "toml", "js", "css"
 CEILINGS = {  # the goal, today's ceiling above it, and the files: lines of all that git has of these patterns
-    "Python in src": (29_000, 38_000, "src/*.py"),
-    "Python in tests": (26_000, 33_500, "tests/*.py"),
-    "C++": (7_000, 6_300, "native/*.hpp", "native/*.cpp"),
-    "JavaScript": (6_500, 8_500, "page/*.js", "page/*.ts"),  # with the types of its modules
-    "benchmarks, docs": (4_000, 4_000, *(f"{folder}/*.{kind}" for folder in ("benchmarks", "docs") for kind in KINDS)),
+    "Python in src": (29_000, 35_100, "src/*.py"),
+    "Python in tests": (26_000, 30_400, "tests/*.py"),
+    "C++": (7_000, 6_000, "native/*.hpp", "native/*.cpp"),
+    "JavaScript": (6_500, 8_450, "page/*.js", "page/*.ts"),  # with the types of its modules
+    "benchmarks, docs": (4_000, 3_600, *(f"{folder}/*.{kind}" for folder in ("benchmarks", "docs") for kind in KINDS)),
 }
 SHORT = 30  # lines: a module below says little by itself
 
