@@ -208,8 +208,8 @@ def asked_for(options: argparse.Namespace) -> set[str]:
     for together, absent, what, hint in _CONFLICTS:
         chosen = [next((name for name in names.split("|") if name in asked), "") for names in together.split()]
         if all(chosen) and asked.isdisjoint(absent.split()):
-            names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:])}
-            raise FileError(what, hint, token=options.why, **names)
+            names = {"other": "".join(chosen[:1]), "name": "".join(chosen[-1:]), "token": options.why}
+            raise FileError(what.format(**names), hint.format(**names))
     return asked
 
 

@@ -212,8 +212,8 @@ def _view(options: argparse.Namespace) -> int:
     try:
         from clearhead.view import server
     except ImportError as error:
-        what = "view needs Starlette and Uvicorn, which are not installed ({error})."
-        raise MissingExtraError(what, 'pip install "clearhead[view]"', error=str(error)) from None
+        what = f"view needs Starlette and Uvicorn, which are not installed ({error})."
+        raise MissingExtraError(what, 'pip install "clearhead[view]"') from None
 
     def say(address: str) -> None:
         print(address, flush=True)

@@ -17,30 +17,14 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Self
-
-
-class Sentence(str):
-    """A sentence with its values in place. It is not filled in again: a value may have braces of its own."""
-
-    def __new__(cls, template: str, /, **values: object) -> Self:
-        """Fill in the template; a sentence that is whole, or whose braces are no names of values, stays as it is."""
-        if isinstance(template, cls):
-            return template
-        try:
-            text = template.format(**values) if values else template
-        except (AttributeError, LookupError, ValueError):
-            text = template
-        return super().__new__(cls, text)
 
 
 class ClearheadError(Exception):
     """Base of all errors; `what` says what is wrong, `hint` what to type instead."""
 
-    def __init__(self, what: str, hint: str = "", /, **values: object) -> None:  # {names} in both are the values'
-        self.what = Sentence(what, **values)
-        self.hint = Sentence(hint, **values)
-        super().__init__(f"{self.what}\n\nhint: {self.hint}" if hint else str(self.what))
+    def __init__(self, what: str, hint: str = "", /) -> None:
+        self.what, self.hint = what, hint
+        super().__init__(f"{what}\n\nhint: {hint}" if hint else what)
 
     def one_line(self) -> str:
         """The same words on one line, for the command line."""
@@ -93,19 +77,15 @@ def needing(package: str, what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        values = {"what": what, "package": package, "error": str(error), "extra": extra}
-        raise MissingExtraError(
-            "{what} needs {package}: {error}.", "pip install 'clearhead[{extra}]'", **values
-        ) from None
+        raise MissingExtraError(f"{what} needs {package}: {error}.", f"pip install 'clearhead[{extra}]'") from None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for an unknown name, with the nearest known one."""
     names, name = sorted(known), name if isinstance(name, str) else shown(name)
     near = get_close_matches(name, names, n=1)
-    hint = "did you mean `{near}`? Known: {names}." if near else "Known: {names}."
-    values = {"kind": kind, "name": name, "near": "".join(near), "names": ", ".join(names)}
-    return UnknownNameError("unknown {kind} `{name}`.", hint, **values)
+    hint = f"Known: {', '.join(names)}."
+    return UnknownNameError(f"unknown {kind} `{name}`.", f"did you mean `{near[0]}`? {hint}" if near else hint)
 
 
 def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> None:
@@ -115,9 +95,9 @@ def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> N
             raise unknown(kind, name, known)
 
 
-def expected(name: str, value: object, wanted: str) -> Sentence:
+def expected(name: str, value: object, wanted: str) -> str:
     """What is said of a value of the wrong kind: causal is 3: expected True or False."""
-    return Sentence("{name} is {value}: expected {wanted}.", name=name, value=shown(value), wanted=wanted)
+    return f"{name} is {shown(value)}: expected {wanted}."
 
 
 def shape_of(value: object) -> tuple[int, ...] | None:
@@ -135,8 +115,7 @@ def shown(value: object, most: int = 80) -> str:
     try:
         shape = shape_of(value)
         if shape:
-            words = "an {kind} of shape {shape}" if kind[0] in "AEIO" else "a {kind} of shape {shape}"
-            array = Sentence(words, kind=kind, shape=tuple(shape))
+            array = f"{'an' if kind[0] in 'AEIO' else 'a'} {kind} of shape {tuple(shape)}"
             return array if len(array) <= 2 * most else array[: 2 * most]
         long = isinstance(value, (list, tuple, set, frozenset, dict, str, bytes)) and len(value) > 1000
         text = " ".join((reprlib.repr(value) if long else repr(value)).split())

@@ -58,9 +58,7 @@ def learn(options: argparse.Namespace) -> int:
     run = learning()
     step = int(run.step[-1]) if options.step is None else options.step
     if not 0 <= step <= run.step[-1]:
-        raise FileError(
-            "--step is {step}: expected 0 to {last}.", "clearhead learn --step 47", step=step, last=run.step[-1]
-        )
+        raise FileError(f"--step is {step}: expected 0 to {run.step[-1]}.", "clearhead learn --step 47")
     deliver(options, run.to_json, run.save)
     if console is not None:
         from clearhead.report.lessons import show_learning

@@ -147,7 +147,6 @@ def _said(path: object, done: str) -> Iterator[None]:
     """Turn the system's errors into FileError; BrokenPipeError passes through, since the command line handles it."""
     if path == STANDARD:
         path = "standard output" if done == "written" else "standard input"
-    words = "{path} cannot be written: {reason}." if done == "written" else "{path} cannot be read: {reason}."
     try:
         yield
     except (BrokenPipeError, FileError):
@@ -157,9 +156,9 @@ def _said(path: object, done: str) -> Iterator[None]:
             raise FileError(f"{path} does not exist.") from None
         raise FileError(f"{path} cannot be written: its folder does not exist.") from None
     except OSError as error:
-        raise FileError(words, path=path, reason=error.strerror or str(error)) from None
+        raise FileError(f"{path} cannot be {done}: {error.strerror or error}.") from None
     except (TypeError, ValueError) as error:  # no name at all, or one with a null character
-        raise FileError(words, "expected a file's name.", path=repr(path), reason=str(error)) from None
+        raise FileError(f"{path!r} cannot be {done}: {error}.", "expected a file's name.") from None
 
 
 def _name(path: str | os.PathLike[str]) -> str:

@@ -104,8 +104,7 @@ def said_by(
         return reading, said or None
     found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
     if not found or not word.strip():
-        values = {"word": shown(word), "said": cut(said, 200)}
-        raise SelectionError("word {word} is not in the answer.", 'the answer is "{said}".', **values)
+        raise SelectionError(f"word {shown(word)} is not in the answer.", f'the answer is "{cut(said, 200)}".')
     before, tokens = said[: found.start()], list(reading.tokens)
     for token in model.continuation(before) if before else ():
         text, end = model.text(token), tokens[-1].stop
@@ -126,17 +125,13 @@ def read_answers(
     an answer without tokens, or too long.
     """
     if run.logits is None:
-        raise RuleError(
-            "{name} says no next token, so there is no answer to explain.", "a decoder has one.", name=model.name
-        )
+        raise RuleError(f"{model.name} says no next token, so there is no answer to explain.", "a decoder has one.")
     ids, logits = [each.id for each in tokens], run.logits[-1]
     first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, logits)
     second = () if against is None else _ids(model, logits, "against", against)
     if first == second:
-        raise SelectionError(
-            "answer and against are both {token}: their difference is always 0.",
-            token=shown("".join(map(model.text, first))),
-        )
+        token = shown("".join(map(model.text, first)))
+        raise SelectionError(f"answer and against are both {token}: their difference is always 0.")
     model.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
         return Question([Target(ids, first, second[0], odds=False)], first, second)
@@ -222,7 +217,7 @@ def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[i
     check_unicode(name, wanted)
     text = wanted.replace("␣", " ")
     if not text.strip():
-        raise ShapeError("{name} is empty: there is no token to explain.", 'answer=" Paris"', name=name)
+        raise ShapeError(f"{name} is empty: there is no token to explain.", 'answer=" Paris"')
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
     made = [tuple(model.continuation(spelling)) for spelling in spellings]
     return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))

@@ -73,8 +73,7 @@ def target_of(run: ForwardPass, token: int | None = None, against: int | None = 
     chosen = _likeliest(logits, other) if token is None else read_place("token", token, logits.size)
     other = _likeliest(logits, chosen) if other is None else other
     if chosen == other:
-        what = "{name} and against are both {token}: their difference is always 0."
-        raise SelectionError(what, name="token", token=chosen)
+        raise SelectionError(f"token and against are both {chosen}: their difference is always 0.")
     return Target(place, chosen, other)
 
 
@@ -105,9 +104,7 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
             layers.append(LayerDerivatives(layer.g, np.einsum("hnd,hnd->hn", layer.g, layer.attended.output)))
             embeddings = layer.residual
     if not all(np.isfinite(array).all() for array in (embeddings, *(layer.g for layer in layers))):
-        raise FileError(
-            "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
-        )
+        raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
     z = difference(model, run.hidden[-1][target.position], target)
     return Derivatives(run, target, z, layers[::-1], embeddings)
 
@@ -137,9 +134,8 @@ def check_edits(edits: Sequence[Edit]) -> None:
     for edit in edits:
         if edit.kind not in ("boost", "cut", "off", "scaled", "tempered") or edit.to == "mean" or edit.rest:
             raise RuleError(
-                "{edit}: no derivative is taken through this edit.",
+                f"{edit}: no derivative is taken through this edit.",
                 "cut, boost, tempered, scaled and off(to='zero') have one.",
-                edit=edit,
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from clearhead.changing.applying import acts, check_layers, check_places
 from clearhead.changing.edits import Edit, read_edits
 from clearhead.core.axes import Array
-from clearhead.errors import RuleError, SelectionError, Sentence
+from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.texts import pieces
 from clearhead.models.decoder import acting_edits, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
@@ -25,14 +25,10 @@ def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]
     for edit in read:
         if edit.kind not in _SHOWABLE or edit.to == "mean":
             raise RuleError(
-                "{edit}: explain shows cut, boost, tempered, scaled and off(to='zero').",
-                "ch.change runs it.",
-                edit=edit,
+                f"{edit}: explain shows cut, boost, tempered, scaled and off(to='zero').", "ch.change runs it."
             )
     known = [(choices(layer, layers), heads) for layer in range(layers)]
-    check_layers(
-        read, known, Sentence("model {name}", name=model), Sentence("layers are 0 to {last}.", last=layers - 1)
-    )
+    check_layers(read, known, f"model {model}", f"layers are 0 to {layers - 1}.")
     return read
 
 
@@ -44,19 +40,13 @@ def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[
         try:
             check_places(edit, whole, whole)
         except SelectionError as error:  # of a position it would say how to wait for a generated token
-            hint = "positions are 0 to {last}." if "position" in error.what else error.hint
-            raise SelectionError(error.what, hint, last=len(tokens) - 1) from None
+            hint = f"positions are 0 to {len(tokens) - 1}." if "position" in error.what else error.hint
+            raise SelectionError(error.what, hint) from None
         words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
         places = {name: find(name, value, whole).members(range(len(tokens)))[0] for name, value in words.items()}
         empty = next((name for name, members in places.items() if not members.any()), None)
         if empty:
-            values = {"edit": edit, "tokens": len(tokens)}
-            raise SelectionError(
-                "{edit}: its queries are none of the text's {tokens} tokens."
-                if empty == "queries"
-                else "{edit}: its keys are none of the text's {tokens} tokens.",
-                **values,
-            )
+            raise SelectionError(f"{edit}: its {empty} are none of the text's {len(tokens)} tokens.")
         positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
         placed.append(replace(edit, **cast("Any", positions)))
     return tuple(placed)
@@ -85,9 +75,8 @@ def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: Sequence[Lay
             for _, heads in acting_edits([places], layer, len(runs))
         ):
             raise SelectionError(
-                "{edit}: it changes nothing, since these queries do not see these keys.",
+                f"{edit}: it changes nothing, since these queries do not see these keys.",
                 "where attention is causal, a query sees itself and what is before it: later>earlier.",
-                edit=edit,
             )
 
 

@@ -37,16 +37,13 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
         layer = run.layers[number]  # where it has the residual stream, everything in the layer reaches that
         arrays = [run.hidden[number + 1]] if run.hidden else [layer.x, layer.q, layer.k, layer.v, layer.output]
         if not all(np.isfinite(array).all() for array in arrays):
-            values = {"number": number, "name": model.name}
             raise FileError(
-                "{name}: layer {number} gives NaN or infinity: its weights are damaged, or too large.", **values
+                f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
             )
     with np.errstate(over="ignore", invalid="ignore"):
         finite = run.logits is None or all(np.isfinite(row).all() for row in run.logits)
     if not finite:
-        raise FileError(
-            "{name}: its logits are NaN or infinite: its weights are damaged, or too large.", name=model.name
-        )
+        raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
     return run
 
 

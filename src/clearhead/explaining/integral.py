@@ -63,9 +63,7 @@ def integral(
             result.heads[layer] += width * part.gates * inside
             result.edges[layer] += width * part.attended.edges(target.rows, part.g) * inside
     if not np.isfinite(result.heads).all():
-        raise FileError(
-            "{name}: its derivatives are NaN or infinite: its weights are damaged, or too large.", name=model.name
-        )
+        raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
     return result
 
 

@@ -123,9 +123,8 @@ def read(path: str | os.PathLike[str]) -> Learning:
             seen.append((scaled, weights, probabilities(run.logits[-1])))
         recorded = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        values = {"path": path, "reason": str(error)}
         raise FileError(
-            "{path} is not a recording of a training run: {reason}.", "training/record.py writes one.", **values
+            f"{path} is not a recording of a training run: {error!s}.", "training/record.py writes one."
         ) from None
     scaled, weights, following = (np.stack(part) for part in zip(*seen, strict=True))
     off = np.abs(weights[:, :, -1] - recorded["attention"]).max(), np.abs(following - recorded["next"]).max()

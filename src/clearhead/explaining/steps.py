@@ -110,9 +110,7 @@ def steps_of_windows(
     places = [token_in(part, token) for part in parts]
     if all(place is None for place in places):
         most = sum(part.window.stop - part.window.first for part in parts if part.window) - 1
-        raise SelectionError(
-            "token {token!r} is neither a position 0..{last} nor a word of the text.", token=token, last=most
-        )
+        raise SelectionError(f"token {token!r} is neither a position 0..{most} nor a word of the text.")
     pairs = zip(parts, places, strict=True)
     return [
         _explained(model, part, _Asked(layer, head, place, count), each) for part, place in pairs if place is not None
@@ -157,10 +155,8 @@ def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits:
     for name, value in (("layer", asked.layer), ("head", asked.head)):
         size = getattr(model.config, f"{name}s")
         if value is not None and (not is_whole(value) or not 0 <= value < size):
-            values = {"value": shown(value), "last": size - 1, "count": size}
-            layer = "layer {value} is outside 0..{last}: the model has {count} layers."
-            head = "head {value} is outside 0..{last}: the model has {count} heads."
-            raise SelectionError(layer if name == "layer" else head, **values)
+            where = f"{name} {shown(value)} is outside 0..{size - 1}"
+            raise SelectionError(f"{where}: the model has {size} {name}s.")
     run, stream = with_stream(model, part.tokens, each, asked.token, edits)
     return _Ran(run, stream, entropy_of(run, asked.token), resting(run, asked.token))
 

@@ -66,13 +66,12 @@ def read_slices(name: str, value: Any, text: str) -> list[Slice]:
             wanted = f"one of {', '.join(KINDS)}, or (start, stop) pairs"
             raise SelectionError(expected(name, value, wanted), "parts=[(0, 12), (13, 40)]")
         if not 0 <= pair[0] < pair[1] <= len(text):
-            values = {"name": name, "start": pair[0], "stop": pair[1], "length": len(text)}
-            raise SelectionError("{name}: {start}:{stop} is outside the text of {length} characters.", **values)
+            raise SelectionError(f"{name}: {pair[0]}:{pair[1]} is outside the text of {len(text)} characters.")
         spans.append((int(pair[0]), int(pair[1])))
     spans.sort()
     for (_, stop), (start, _) in pairwise(spans):
         if start < stop:
-            raise SelectionError("{name} overlap at character {start}.", name=name, start=start)
+            raise SelectionError(f"{name} overlap at character {start}.")
     return spans
 
 

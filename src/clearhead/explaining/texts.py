@@ -76,12 +76,9 @@ def check_unicode(name: str, text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        odd = text[error.start]
-        values = {"name": name, "place": error.start, "byte": ord(odd) - 0xDC00}
-        what = "{name} is not UTF-8: character {place} is byte {byte:#04x}."
-        if not "\udc80" <= odd <= "\udcff":
-            what = "{name} is not UTF-8: character {place} is a lone surrogate."
-        raise FileError(what, "save it as UTF-8.", **values) from None
+        byte = ord(text[error.start]) - 0xDC00
+        kind = f"byte {byte:#04x}" if 0x80 <= byte <= 0xFF else "a lone surrogate"
+        raise FileError(f"{name} is not UTF-8: character {error.start} is {kind}.", "save it as UTF-8.") from None
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:
@@ -133,9 +130,9 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
         if places:
             return places[-1]
     names = " ".join(map(spelled, parts_of(tokens, text).names))
-    values = {"token": wanted, "last": len(tokens) - 1, "tokens": names}
     raise SelectionError(
-        "token {token!r} is neither a position 0..{last} nor a word of the text.", "the tokens are: {tokens}", **values
+        f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
+        f"the tokens are: {names}",
     )
 
 

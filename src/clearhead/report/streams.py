@@ -76,9 +76,8 @@ def check_encoding(language: Language) -> None:
     """Raise RuleError where Chinese is asked for and standard output cannot show it."""
     if not can_show(language):
         raise RuleError(
-            "--lang zh needs Chinese characters, and the output's encoding, {encoding}, has none.",
+            f"--lang zh needs Chinese characters, and the output's encoding, {_encoding()}, has none.",
             "set PYTHONIOENCODING=utf-8, or leave --lang out.",
-            encoding=_encoding(),
         )
 
 

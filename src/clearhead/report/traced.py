@@ -47,9 +47,8 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
     asked = {"batch": (batch, problem.batch), "head": (head, problem.heads), "query": (query, problem.queries)}
     for name, (value, size) in asked.items():
         if value is not None and not 0 <= value < size:
-            values: dict[str, object] = {"value": value, "last": size - 1, "count": size}
-            values |= {"name": _NOUNS[name][0], "noun": _NOUNS[name][size != 1]}
-            raise SelectionError("{name} {value} is outside 0..{last}: the file has {count} {noun}.", **values)
+            what = f"{_NOUNS[name][0]} {value} is outside 0..{size - 1}"
+            raise SelectionError(f"{what}: the file has {size} {_NOUNS[name][size != 1]}.")
     return _worst(case)._replace(**{name: value for name, (value, _) in asked.items() if value is not None})
 
 
