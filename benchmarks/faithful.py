@@ -215,7 +215,7 @@ class Score(NamedTuple):
 
 def asked(model: Model, made: Item) -> Asked | None:
     """The item, run; None where it does not count."""
-    tokens = model.tokens(made.text)
+    tokens = model.tokenizer.tokens(made.text)
     cut = parts_of_text(made.parts, made.text, tokens, (), [(0, len(made.text))])
     if len(cut) != len(made.parts):
         return None
@@ -226,7 +226,7 @@ def asked(model: Model, made: Item) -> Asked | None:
     again = Again(model, [based], (), based.value, "first", 0, (0, 0))
     sources = [token for source in made.sources for token in cut[source].tokens]
     (without,) = rerun.hidden(model, again.based, [sources], ())
-    said = model.text(answer)
+    said = model.tokenizer.text(answer)
     if not said.strip() or not made.answer.startswith(said) or without.likeliest == answer:
         return None
     return Asked(model, made, again, [PartEffect(*part, effect=0.0) for part in cut])

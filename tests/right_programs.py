@@ -125,7 +125,7 @@ def rules_for(needs: set[str], rng: np.random.Generator, n: int, m: int, heads: 
 @cache
 def _runs() -> list[Any]:
     model = load()
-    return [run for text in TEXTS for run in model.run([token.id for token in model.tokens(text)]).layers]
+    return [run for text in TEXTS for run in model.run([token.id for token in model.tokenizer.tokens(text)]).layers]
 
 
 def activations(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:

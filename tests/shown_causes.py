@@ -39,7 +39,7 @@ class Truth:
     def without(self, *parts):
         """The logits without these parts; the first token is replaced."""
         tokens = sorted(token for part in parts for token in part.tokens)
-        read = [self.seen.model.neutral, *self.ids[1:]] if 0 in tokens else self.ids
+        read = [self.seen.model.tokenizer.neutral, *self.ids[1:]] if 0 in tokens else self.ids
         return self.logits_of(read, [token for token in tokens if token])
 
     @property
@@ -84,7 +84,7 @@ class Truth:
         if found[3]:
             likeliest = int(np.argmax(run[0]))
             assert likeliest != self.answer[0]
-            assert bare(self.seen.model.text(likeliest)) == found[3]
+            assert bare(self.seen.model.tokenizer.text(likeliest)) == found[3]
             self._is(found[4], run, likeliest)
 
     def _check_needs(self, said):

@@ -17,9 +17,13 @@ TEMPLATE = """
 PLACE, QUESTION = "humpty dumpty sat on a wall", "jack and jill went up the"
 
 
+def with_template(model, template):
+    return replace(model, tokenizer=replace(model.tokenizer, template=template))
+
+
 @pytest.fixture(scope="module")
 def model():
-    return replace(load(), template=TEMPLATE)
+    return with_template(load(), TEMPLATE)
 
 
 @pytest.fixture
@@ -39,9 +43,9 @@ def test_the_templates_tokens_are_marked_wherever_tokens_are(model):
 
 
 def test_a_template_may_strip_the_spaces_around_a_message(model):
-    stripping = replace(model, template=TEMPLATE.replace("message.content", "message.content | trim"))
+    stripping = with_template(model, TEMPLATE.replace("message.content", "message.content | trim"))
     messages = [{"role": "system", "content": f"\n {PLACE} \n"}, {"role": "user", "content": f"  {QUESTION}\n"}]
-    text, tokens = stripping.chat(messages)
+    text, tokens = stripping.tokenizer.chat(messages)
     assert text_of(tokens, template=False) == f"{PLACE} {QUESTION}"
     assert f"{PLACE} user" in text
     cause = ch.explain(messages, stripping, verify=0)
@@ -66,19 +70,19 @@ def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
 def test_a_reply_is_counted_and_stops_where_it_ends(model):
     transformers = pytest.importorskip("transformers")
     inner = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED, dtype="float32").eval()
-    theirs = of_loaded(inner, transformers.AutoTokenizer.from_pretrained(SHIPPED))
-    ids = [token.id for token in model.tokens(PLACE)]
+    words = transformers.AutoTokenizer.from_pretrained(SHIPPED)
+    ids = [token.id for token in model.tokenizer.tokens(PLACE)]
     last = model.generate(ids, 6)[-1]
-    inner.generation_config.eos_token_id = last
-    theirs.tokenizer.eos_token = theirs.tokenizer.convert_ids_to_tokens(last)
+    inner.generation_config.eos_token_id, words.eos_token = last, words.convert_ids_to_tokens(last)
+    ended = replace(model, tokenizer=replace(model.tokenizer, end=words.eos_token))
     for most in (3, 20):
         replies = []
-        for one in (replace(model, ends=("", model.text(last))), theirs):
+        for one in (ended, of_loaded(inner, words)):
             steps = []
-            replies.append(one.reply(ids, most, lambda items, steps=steps: map(steps.append, items)))
+            replies.append(one.generate(ids, most, lambda items, steps=steps: map(steps.append, items), ends=True))
             assert steps[:3] == [0, 1, 2]
             assert len(steps) <= 7
-        assert replies[0] == replies[1] == model.tokenizer.decode(model.generate(ids, min(most, 5)))
+        assert replies[0] == replies[1] == model.generate(ids, min(most, 5))
 
 
 @pytest.mark.usefixtures("by_default")

@@ -94,7 +94,7 @@ def test_up_to_twelve_columns_are_numbers_and_more_are_a_picture():
 
     words, model = LONG.split(), load()
     texts = [" ".join(words[:count]) for count in range(1, len(words))]
-    sizes = {len(model.tokens(text)): text for text in texts}
+    sizes = {len(model.tokenizer.tokens(text)): text for text in texts}
     for size in (12, 13):
         said = call("explain", sizes[size], "--steps").stdout
         assert ("each cell" in said or "«" in said) == (size > 12)

@@ -201,7 +201,7 @@ def copied(tmp_path):
 def test_the_shipped_model_has_the_documented_sizes_and_tokens(rhymes):
     assert repr(rhymes) == "Model(rhymes: 2 layers, 8 heads, d_model 512)"
     assert sum(f.stat().st_size for f in SHIPPED.iterdir()) <= 10e6
-    assert [t.text for t in rhymes.tokens("humpty dumpty sat on a wall")] == [
+    assert [t.text for t in rhymes.tokenizer.tokens("humpty dumpty sat on a wall")] == [
         "humpty", " dumpty", " sat", " on", " a", " wall",
     ]  # fmt: skip
 
@@ -213,8 +213,8 @@ def test_transformers_gives_the_same_tokens_and_logits(rhymes, text):
 
     peer = GPT2LMHeadModel.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     ids = PreTrainedTokenizerFast(tokenizer_file=str(SHIPPED / "tokenizer.json"))(text)["input_ids"]
-    assert ids == [t.id for t in rhymes.tokens(text)]
-    assert rhymes.tokenizer.decode(ids) == text.lower()
+    assert ids == [t.id for t in rhymes.tokenizer.tokens(text)]
+    assert rhymes.tokenizer.decoded(ids) == text.lower()
     with torch.no_grad():
         expected = peer(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(rhymes.run(ids).logits - expected).max() < 1e-4
@@ -248,10 +248,10 @@ def test_a_random_gpt2_of_transformers_gives_the_same_logits(tmp_path, options):
 
 def test_texts_that_do_not_fit_the_model_are_refused(rhymes):
     with pytest.raises(ShapeError, match="the text is empty"):
-        rhymes.tokens("")
+        rhymes.tokenizer.tokens("")
     with pytest.raises(ShapeError, match=r"the text has \d+ tokens but the model has 256 positions"):
-        rhymes.tokens("a " * 300)
-    assert len(rhymes.tokens("a" + " a" * 255)) == 256
+        rhymes.tokenizer.tokens("a " * 300)
+    assert len(rhymes.tokenizer.tokens("a" + " a" * 255)) == 256
 
 
 def rewrite(place, **changes):
@@ -308,4 +308,9 @@ def test_a_tokenizer_stored_in_two_files_loads(copied):
     merges = [m if isinstance(m, str) else " ".join(m) for m in whole["merges"]]
     (copied / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     (copied / "tokenizer.json").unlink()
-    assert [t.text for t in load(copied).tokens("humpty dumpty sat on")] == ["humpty", " dumpty", " sat", " on"]
+    assert [t.text for t in load(copied).tokenizer.tokens("humpty dumpty sat on")] == [
+        "humpty",
+        " dumpty",
+        " sat",
+        " on",
+    ]

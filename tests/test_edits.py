@@ -119,7 +119,7 @@ def test_pieces_keep_the_spaces_that_decoding_alone_drops():
         "".join(pieces_of(range(len(raw)), lambda ids: b"".join(raw[i] for i in ids).decode(errors="replace")))
         == "aé€b\ufffd"
     )
-    shipped = gpt2.load().tokenizer
+    shipped = gpt2.load().tokenizer.encoder
     text = "humpty dumpty sat on a wall, naïve 漢字 😀"
     ids = shipped.encode(text).ids
     assert "".join(pieces_of(ids, lambda some: shipped.decode(some, skip_special_tokens=False))) == shipped.decode(ids)

@@ -123,7 +123,7 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     header = json.loads(scripts(seen.to_html())["clearhead"])
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]
-    run = model.run([token.id for token in model.tokens(TEXT)])
+    run = model.run([token.id for token in model.tokenizer.tokens(TEXT)])
     made = derivatives(model, run, target_of(run, seen.token.id, seen.against.id))
     layer = run.layers[first.layer]
     cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cut_effects(layer.v, made.layers[first.layer].g)

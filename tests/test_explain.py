@@ -29,7 +29,7 @@ def model():
 
 def test_the_numbers_shown_are_those_of_the_model(model):
     seen = steps_of_text(TEXT, model, layer=1, head=2)
-    ids = [t.id for t in model.tokens(TEXT)]
+    ids = [t.id for t in model.tokenizer.tokens(TEXT)]
     run = model.run(ids)
     logits = run.logits[-1].astype(np.float64)
     shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
@@ -126,7 +126,7 @@ def test_every_window_of_a_long_text_is_shown(tmp_path, capsys):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
 def test_tokens_of_one_character_are_counted_as_one(text):
-    tokens = shipped().tokens(text)
+    tokens = shipped().tokenizer.tokens(text)
     names = parts_of(tokens, text).names
     for index, (token, name) in enumerate(zip(tokens, names, strict=True)):
         if name != token.text:

@@ -31,7 +31,7 @@ def drawn(rng):
     words = [str(word) for word in rng.choice(WORDS.split(), rng.integers(4, 9), replace=False)]
     text = " ".join(words)
     model = shipped()
-    tokens = model.tokens(text)
+    tokens = model.tokenizer.tokens(text)
     n, (layers, heads) = len(tokens), (model.config.layers, model.config.heads)
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])
     places = [

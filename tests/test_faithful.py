@@ -120,11 +120,10 @@ def made_parts(effects):
 class Made:
     """A model of which only this is asked: y of the tokens that are hidden."""
 
+    tokenizer = SimpleNamespace(text="t{}".format)
+
     def __init__(self, y):
         self.y = y
-
-    def text(self, token):
-        return f"t{token}"
 
 
 def made_again(monkeypatch, y):

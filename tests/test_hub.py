@@ -297,11 +297,24 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
     model = hub.load("owner/small")
     assert (model.name, model.config.layers) == ("owner/small", 2)
-    assert [token.text for token in model.tokens(TEXT)] == TEXT.split()
+    assert [token.text for token in model.tokenizer.tokens(TEXT)] == TEXT.split()
     (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
         hub.load("owner/small")
+
+
+def test_a_model_of_transformers_is_taken_alone_and_with_its_tokenizer(tmp_path: Path):
+    place, inner = saved(tmp_path, FAMILY["llama"])
+    loaded = type(inner).from_pretrained(place).eval()
+    words = hf.AutoTokenizer.from_pretrained(place)
+    answers = [
+        ch.explain(TEXT, given, points=0, effort=0).to_json() for given in (loaded, (loaded, words), hub.load(place))
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    loaded.name_or_path = str(tmp_path / "nowhere")
+    with pytest.raises(ch.errors.FileError, match="nowhere: its tokenizer is not here"):
+        ch.load_model(loaded)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -314,7 +327,7 @@ def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
     model = ch.load_model(place) if family == "gpt2" else hub.load(place)
     assert isinstance(model, gpt2.Model) == (family == "gpt2")
     for text in (TEXT, "humpty dumpty"):
-        assert [token.text for token in model.tokens(text)] == text.split()
+        assert [token.text for token in model.tokenizer.tokens(text)] == text.split()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])

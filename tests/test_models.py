@@ -264,7 +264,7 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
 @pytest.mark.parametrize("to", ["zero", "mean"])
 def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch):
     model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
-    ids = [token.id for token in model.tokens("humpty dumpty sat on a wall")]
+    ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on a wall")]
     kept = model.run(ids, edits=edits)
     monkeypatch.setattr(runs, "_LONG", 0)
     made = model.run(ids, edits=edits)

@@ -149,7 +149,7 @@ def spelled_by_the_page(texts):
 
 def test_no_two_texts_are_spelled_alike_and_the_page_agrees():
     model = ch.load_model()
-    for texts in (odd_texts(), sorted({model.text(token) for token in range(model.config.vocabulary)})):
+    for texts in (odd_texts(), sorted({model.tokenizer.text(token) for token in range(model.config.vocabulary)})):
         names = [spelled(text) for text in texts]
         assert len(set(names)) == len(texts) > 2000
         assert all(name and name.isprintable() for name in names)

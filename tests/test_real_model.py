@@ -78,7 +78,7 @@ def peer():
 
 
 def ids_of(prompt):
-    text = model().chat(prompt)[1] if isinstance(prompt, list) else model().tokens(prompt)
+    text = model().tokenizer.chat(prompt)[1] if isinstance(prompt, list) else model().tokenizer.tokens(prompt)
     return [token.id for token in text]
 
 
@@ -105,7 +105,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers():
     ids, made = check(PROMPTS["fact"], 8)
     assert ids == [504, 3575, 282, 4649, 314]
     assert model().generate(ids, 8) == made
-    assert model().text(made[0]) == " Paris"
+    assert model().tokenizer.text(made[0]) == " Paris"
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_the_rival_is_a_whole_word(text, answer, expected):
     words = [" Paris", " Lon", " London", " Rome", " 7", " 8", "don", " is"]
 
     class Words:
-        text = staticmethod(words.__getitem__)
+        tokenizer = SimpleNamespace(text=words.__getitem__)
 
         @staticmethod
         def generate(ids, count):
@@ -204,7 +205,8 @@ def test_a_very_long_text_is_hidden_by_blocks_of_sentences_first(monkeypatch):
 def test_a_file_before_a_question_is_found_in_the_template(before, tmp_path, monkeypatch):
     content = "message.content" if before else "message.content | upper"
     template = before + "{%- for message in messages %} {{ " + content + " }} {% endfor %}man :"
-    monkeypatch.setattr(finding, "load_model", lambda *_, **__: replace(gpt2.load(), template=template))
+    model = replace(gpt2.load(), tokenizer=replace(gpt2.load().tokenizer, template=template))
+    monkeypatch.setattr(finding, "load_model", lambda *_, **__: model)
     (tmp_path / "text.txt").write_text("humpty\n", encoding="utf-8")
     options = ["--chat", "jack and jill", "--generate", 2, "--parts", "words", "--json", tmp_path / "why.json"]
     lines_of("--file", tmp_path / "text.txt", *options)

@@ -27,7 +27,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
     epsilon = float(rng.uniform(1e-5, 0.1))
     peer = random_peer(tmp_path, rng, tie_word_embeddings=bool(rng.integers(2)), layer_norm_epsilon=epsilon)
     model = gpt2.load(tmp_path)
-    ids = [token.id for token in model.tokens(TEXT)]
+    ids = [token.id for token in model.tokenizer.tokens(TEXT)]
     position, token = int(rng.integers(len(ids))), int(rng.integers(2400))
     written: dict[str, torch.Tensor] = {}
     for path, module in peer.named_modules():
@@ -74,7 +74,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
 
 def test_a_length_whose_squares_overflow_float32_is_finite():
     model = gpt2.load()
-    ids = [token.id for token in model.tokens(TEXT)]
+    ids = [token.id for token in model.tokenizer.tokens(TEXT)]
     run = of_decoder(model, ids, model.run(ids), 3)
     vector = (1e30 * fresh().standard_normal(len(run.written[0].vector))).astype(np.float32)
     part = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]

@@ -38,7 +38,8 @@ shipped = cache(gpt2.load)
 def random_model(rng, positions=40):
     activation = str(rng.choice(sorted({*ACTIVATIONS} - {"relu"})))  # relu has a corner
     model = drawn(rng, vocabulary=2400, positions=positions, activation=activation)
-    return replace(in_float64(model), tokenizer=shipped().tokenizer)
+    tokenizer = replace(shipped().tokenizer, positions=positions, vocabulary=2400)
+    return replace(in_float64(model), tokenizer=tokenizer)
 
 
 def random_text(rng, least=1):
@@ -66,7 +67,7 @@ def without(model, ids, target, tokens):
 
 def asked_of(model, text, **asked):
     """The targets of a question."""
-    tokens = model.tokens(text)
+    tokens = model.tokenizer.tokens(text)
     run = model.run([token.id for token in tokens])
     return read_answers(model, tokens, run, *(asked.get(name) for name in ("answer", "against"))).targets
 
@@ -151,7 +152,7 @@ def test_rows_after_the_parts_alone_lose_them(asked):
     """Against a dense model whose later rows alone lose their weights on some keys, and are normalised anew."""
     rng = fresh()
     model, text = random_model(rng), random_text(rng, 4)
-    tokens = model.tokens(text)
+    tokens = model.tokenizer.tokens(text)
     run = model.run([token.id for token in tokens])
     targets = asked_of(model, text, **asked)
     based = [
@@ -247,7 +248,7 @@ def test_hiding_in_pytorch_is_what_cutting_its_keys_gives(name):
         parameter.data += 0.1 * torch.randn_like(parameter)
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED)
     model, text = of_loaded(inner, tokenizer), "jack and jill went up the hill"
-    likeliest = int(np.argmax(model.run([token.id for token in model.tokens(text)]).logits[-1]))
+    likeliest = int(np.argmax(model.run([token.id for token in model.tokenizer.tokens(text)]).logits[-1]))
     seen = ch.explain(text, model, answer=likeliest)
     ids = torch.tensor([[token.id for token in seen.tokens]])
 
@@ -301,12 +302,12 @@ def test_the_correlation_of_ranks_is_scipys():
 
 def test_words_stand_for_the_likelier_of_their_spellings():
     model = shipped()
-    logits = model.run([t.id for t in model.tokens("mary had a little")]).logits[-1]
-    lamb, mary = (model.tokenizer.encode(word).ids[0] for word in (" lamb", "mary"))
-    assert model.tokenizer.encode(" mary").ids[0] != mary
+    logits = model.run([t.id for t in model.tokenizer.tokens("mary had a little")]).logits[-1]
+    lamb, mary = (model.tokenizer.continuation(word)[0] for word in (" lamb", "mary"))
+    assert model.tokenizer.continuation(" mary")[0] != mary
     for word, expected in ((" lamb", lamb), ("␣lamb", lamb), ("lamb", lamb), ("Lamb", lamb), (lamb, lamb)):
         assert ch.explain("mary had a little", model, answer=word).rivals.token.id == expected
-    both = [mary, model.tokenizer.encode(" mary").ids[0]]
+    both = [mary, model.tokenizer.continuation(" mary")[0]]
     chosen = ch.explain("mary had a little", model, against="mary").rivals.against.id
     assert chosen == both[int(logits[both].argmax())]
     girl = ch.explain("mary had a little", model, answer="girl").rivals

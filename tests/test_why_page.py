@@ -248,7 +248,8 @@ def _ground(element):
 def test_an_edge_chooses_its_place_by_mouse_and_keyboard(running):
     rng = fresh()
     model = random_model(rng)
-    seen = ch.explain(random_text(rng, 4), model, count=4)
+    answer = int(rng.integers(model.config.vocabulary))
+    seen = ch.explain(random_text(rng, 4), model, answer=answer, count=4)
     run = model.run([token.id for token in seen.tokens])
     with opened(running, seen.to_html(), reduced_motion="reduce", wait=SHADED) as page:
         for fold in page.locator("details.fold > summary").all():

@@ -99,15 +99,16 @@ def said_by(
     said = answer
     if not isinstance(said, str):
         ids = [token.id for token in reading.tokens] + ([] if said is None else [said])
-        said = ("" if said is None else model.text(said)) + model.reply(ids, most or _REPLY, each)
+        made = model.generate(ids, most or _REPLY, each, ends=True)
+        said = ("" if said is None else model.tokenizer.text(said)) + model.tokenizer.decoded(made)
     if word is None:
         return reading, said or None
     found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
     if not found or not word.strip():
         raise SelectionError(f"word {shown(word)} is not in the answer.", f'the answer is "{cut(said, 200)}".')
     before, tokens = said[: found.start()], list(reading.tokens)
-    for token in model.continuation(before) if before else ():
-        text, end = model.text(token), tokens[-1].stop
+    for token in model.tokenizer.continuation(before) if before else ():
+        text, end = model.tokenizer.text(token), tokens[-1].stop
         tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
     return Reading(reading.text + before, tokens, reading.turns), found[0]
 
@@ -130,9 +131,9 @@ def read_answers(
     first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, logits)
     second = () if against is None else _ids(model, logits, "against", against)
     if first == second:
-        token = shown("".join(map(model.text, first)))
+        token = shown("".join(map(model.tokenizer.text, first)))
         raise SelectionError(f"answer and against are both {token}: their difference is always 0.")
-    model.fits(len(ids) + max(len(first), len(second)) - 1)
+    model.tokenizer.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
         return Question([Target(ids, first, second[0], odds=False)], first, second)
     targets = [Target([*ids, *first[:-1]], first, None, odds=not second)]
@@ -149,7 +150,7 @@ def whole_word(model: LanguageModel, ids: list[int], logits: Array) -> tuple[int
             after = model.generate([*ids, *made], 1)[0]
         except ShapeError:  # the text fills the model's positions
             break
-        texts = [*map(model.text, made), model.text(after)]
+        texts = [*map(model.tokenizer.text, made), model.tokenizer.text(after)]
         *_, last, new = words(texts)
         if "".join(texts[:-1]).strip() and last != new:
             break
@@ -173,14 +174,15 @@ def rival(model: LanguageModel, reading: Reading, logits: Array, answer: int) ->
     A word of the text counts where its probability is at least a hundredth of the answer's. Words of the answer's kind
     (capitals, numbers) come first: " London" for " Paris" rather than " the".
     """
-    said, floor = model.text(answer), logits[answer] - np.log(100)
+    said, floor = model.tokenizer.text(answer), logits[answer] - np.log(100)
     order = [i for i in np.argsort(-logits, kind="stable")[:_LIKELY].tolist() if i != answer]
     plain = said.strip().casefold()
-    begins = [i for i in order if _is_word(model.text(i), said) and model.text(i).strip().casefold() != plain]
-    begins.sort(key=lambda i: _kind(model.text(i)) != _kind(said))  # a stable sort: the likeliest of each first
+    texts = {i: model.tokenizer.text(i) for i in order}
+    begins = [i for i in order if _is_word(texts[i], said) and texts[i].strip().casefold() != plain]
+    begins.sort(key=lambda i: _kind(texts[i]) != _kind(said))  # a stable sort: the likeliest of each first
     standing = set(re.findall(r"\w+", reading.text))
     for i in begins:
-        if logits[i] >= floor and model.text(i).strip() in standing:
+        if logits[i] >= floor and model.tokenizer.text(i).strip() in standing:
             return i
     ids = [token.id for token in reading.tokens]
     whole = (i for i in begins[:_CHECKED] if not _goes_on(model, ids, i))
@@ -196,10 +198,10 @@ def _is_word(text: str, answer: str) -> bool:
 def _goes_on(model: LanguageModel, ids: list[int], token: int) -> bool:
     """Does the model go on within the word that a token begins, as after " Mont"?"""
     try:
-        after = model.text(model.generate([*ids, token], 1)[0])
+        after = model.tokenizer.text(model.generate([*ids, token], 1)[0])
     except ShapeError:  # the text fills the model's positions
         return False
-    return words([model.text(token), after]) == [0, 0]
+    return words([model.tokenizer.text(token), after]) == [0, 0]
 
 
 def _kind(text: str) -> tuple[bool, ...]:
@@ -219,5 +221,5 @@ def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[i
     if not text.strip():
         raise ShapeError(f"{name} is empty: there is no token to explain.", 'answer=" Paris"')
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
-    made = [tuple(model.continuation(spelling)) for spelling in spellings]
+    made = [tuple(model.tokenizer.continuation(spelling)) for spelling in spellings]
     return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))

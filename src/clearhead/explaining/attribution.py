@@ -92,7 +92,7 @@ def way(stream: Stream, token: int, text: str) -> Way:
     >>> from clearhead.explaining import stream
     >>> from clearhead.models.model import load
     >>> model = load()
-    >>> ids = [token.id for token in model.tokens("humpty dumpty sat on")]
+    >>> ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on")]
     >>> to_a = way(stream.of_decoder(model, ids, model.run(ids), 3), 12, " a")
     >>> [part.kind for part in to_a.parts]
     ['token', 'position', 'attention', 'mlp', 'attention', 'mlp', 'norm', 'unembedding']

@@ -88,9 +88,9 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
 
     >>> from clearhead.models.model import load
     >>> model = load()
-    >>> run = model.run([token.id for token in model.tokens("humpty dumpty sat on a")])
+    >>> run = model.run([token.id for token in model.tokenizer.tokens("humpty dumpty sat on a")])
     >>> d = derivatives(model, run, target_of(run))
-    >>> model.text(d.target.token), model.text(d.target.against), round(d.z, 1), d.layers[1].g.shape
+    >>> model.tokenizer.text(d.target.token), model.tokenizer.text(d.target.against), round(d.z, 1), d.layers[1].g.shape
     (' wall', ' great', 6.8, (8, 5, 64))
     """
     check_run(run)

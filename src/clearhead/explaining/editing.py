@@ -134,5 +134,5 @@ def moved(model: LanguageModel, before: ForwardPass, after: ForwardPass, token: 
     change = np.abs(shares[1] - shares[0])
     orders = [np.argsort(-x, kind="stable")[:count] for x in (*shares, change)]
     chosen = sorted({int(i) for order in orders for i in order}, key=lambda i: (-change[i], i))
-    tokens = [MovedToken(i, model.text(i), float(shares[0][i]), float(shares[1][i])) for i in chosen]
+    tokens = [MovedToken(i, model.tokenizer.text(i), float(shares[0][i]), float(shares[1][i])) for i in chosen]
     return Moved(tokens, distance, length)

@@ -149,7 +149,7 @@ def _explained(
         again, [place for part in cut for place in part.tokens], counts.points, each
     )
     by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
-    neutral = model.text(model.neutral)
+    neutral = model.tokenizer.text(model.tokenizer.neutral)
     effects = [
         PartEffect(*part, float(of_token[list(part.tokens)].sum()), neutral if 0 in part.tokens else "") for part in cut
     ]
@@ -171,7 +171,7 @@ def _explained(
     looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
-    answer, other = ("".join(map(model.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
+    answer, other = ("".join(map(model.tokenizer.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
     return made(
         rivals=Rivals(
             answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value), tuple(ways)

@@ -101,7 +101,7 @@ def steps_of(run: LayerRun) -> Steps:
 
 def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
     """Run a text through a model and keep every layer's attention, for the long page. Raises as `explain`."""
-    return _shown(model, model.tokens(text), model.name, each)
+    return _shown(model, model.tokenizer.tokens(text), model.name, each)
 
 
 def shown_windows(model: LanguageModel, text: str, each: Each = iter) -> list[ShownRun]:

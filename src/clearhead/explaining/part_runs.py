@@ -51,7 +51,7 @@ class Again(NamedTuple):
     def changed(self, one: Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         token = one.likeliest
-        likeliest = Candidate(token, self.model.text(token), one.share(token), one.logits[token])
+        likeliest = Candidate(token, self.model.tokenizer.text(token), one.share(token), one.logits[token])
         share = probability(one.value) if self.based[0].target.odds else one.share(self.pair[0])
         now = {"share": share, "likeliest": likeliest, "lead": self.lead(one.logits)}
         return {"hidden": one.value - self.value, **now}
@@ -70,13 +70,13 @@ def read_effort(effort: Any, tokens: int) -> int:
 
 def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
     """A token with its share of the next-token probabilities."""
-    return Candidate(token, model.text(token), float(probabilities(logits)[token]), float(logits[token]))
+    return Candidate(token, model.tokenizer.text(token), float(probabilities(logits)[token]), float(logits[token]))
 
 
 def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], tokens: int) -> int:
     """How many points. Of a long text with a question none, if the model runs the question's rows by themselves."""
     after = tokens - 1 - max(token for part in parts for token in part.tokens)
-    cheap = model.exact_heads and tokens > _LONG and after >= _QUESTION
+    cheap = model.config.shares_runs and tokens > _LONG and after >= _QUESTION
     return asked if asked is not None else 0 if cheap else _POINTS
 
 

@@ -84,7 +84,7 @@ def hidden(
     """
     pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
     beginning = first is None and any(0 in keys and not factor for keys, factor in pairs)
-    neutral = {0: model.neutral} if beginning else {}
+    neutral = {0: model.tokenizer.neutral} if beginning else {}
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens)
@@ -113,7 +113,7 @@ def heads_off(
 
 def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[float]:
     """What ln p of a token in the second half of a neutral text changes by, on average, without each head there."""
-    ids = [token.id for token in model.windows(_NEUTRAL)[0]]
+    ids = [token.id for token in model.tokenizer.windows(_NEUTRAL)[0]]
     count = len(ids) // 2
     target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
     based = based_on(target, model.run(target.ids))
@@ -146,7 +146,7 @@ def each_off(
     A model in PyTorch runs only the `count` heads of the largest effects, (layers, heads).
     """
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
-    chosen = [divmod(place, effects.shape[1]) for place in (order if model.exact_heads else order[:count])]
+    chosen = [divmod(place, effects.shape[1]) for place in (order if model.config.shares_runs else order[:count])]
     return dict(zip(chosen, heads_off(model, based, chosen, edits), strict=True))
 
 
@@ -165,7 +165,7 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
     """
     target = Target(list(run.ids[: row + 1]), (int(np.argmax(run.logits[row])),), None, odds=True)
     first = np.zeros((model.config.layers, model.config.heads))
-    if not model.exact_heads:
+    if not model.config.shares_runs:
         variant, some = Variant(run.edits), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
             first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])

@@ -125,7 +125,7 @@ def continued(model: LanguageModel, tokens: list[Token], count: int) -> list[Tok
     """
     more = list(tokens)
     for token in model.generate([token.id for token in tokens], count) if count else ():
-        text, end = model.text(token), more[-1].stop
+        text, end = model.tokenizer.text(token), more[-1].stop
         more.append(Token(token, text, end, end + len(text)))
     return more
 

@@ -61,13 +61,13 @@ def read(model: LanguageModel, text: Any) -> Reading:
     """
     if isinstance(text, str):
         check_unicode("text", text)
-        return Reading(text, model.tokens(text), [])
+        return Reading(text, model.tokenizer.tokens(text), [])
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
     messages = read_messages(text)
     for message in messages:
         check_unicode("text", message["content"])
-    whole, tokens = model.chat(messages)
+    whole, tokens = model.tokenizer.chat(messages)
     return Reading(whole, tokens, places(whole, messages))
 
 
@@ -138,7 +138,7 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
 
 def windows(model: LanguageModel, text: str) -> list[TextPart]:
     """A text cut into windows that do not overlap; special tokens, which each window has, are not counted."""
-    cut = model.windows(text)
+    cut = model.tokenizer.windows(text)
     sizes = [sum(token.stop > token.start for token in tokens) for tokens in cut]
     parts, first = [], 0
     for number, (tokens, size) in enumerate(zip(cut, sizes, strict=True), start=1):

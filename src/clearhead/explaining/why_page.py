@@ -51,7 +51,7 @@ def document(seen: Any, language: Language) -> Document:
         one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
-    shown["tokens"] += [seen.model.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
+    shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
     turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
     spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()  # no message is rewritten

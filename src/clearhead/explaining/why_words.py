@@ -270,5 +270,5 @@ def _carries(seen: Any, language: Language) -> str:
 def _edge(seen: Any, edge: EdgeEffect) -> str:
     """Is ← France: the query attends to the key."""
     names = parts_of(seen.tokens, seen.text).names
-    names += [seen.model.text(token) for token in seen.based[0].run.ids[len(names) :]]
+    names += [seen.model.tokenizer.text(token) for token in seen.based[0].run.ids[len(names) :]]
     return " ← ".join(bare(names[place]) for place in edge[2:4])

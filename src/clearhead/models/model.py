@@ -4,22 +4,22 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
-from clearhead.errors import FileError, RuleError, ShapeError
-from clearhead.models import chat, folder, gguf, layout, runs, tokens
+from clearhead.errors import FileError
+from clearhead.models import folder, gguf, layout, runs, tokens
 from clearhead.models.backward import of_logits, through
 from clearhead.models.decoder import Decoder
 from clearhead.models.families import Config
 from clearhead.models.gates import LayerBack
-from clearhead.models.protocol import Each, ForwardPass, Slope, Token, Variant, in_short, token_text, too_long
+from clearhead.models.protocol import Each, ForwardPass, Slope, Variant, in_short
+from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
@@ -29,14 +29,11 @@ _LOGITS = 2**21  # numbers that are computed at a time
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Model:
-    """A decoder, its name and its tokenizer; template and ends are those of a chat, where the file has them."""
+    """A decoder, its name and its tokenizer."""
 
     name: str
     decoder: Decoder
-    tokenizer: Any
-    template: str | None = None
-    ends: tuple[str, str] = ("", "")  # the texts of the tokens that begin and end a text
-    exact_heads: bool = True
+    tokenizer: Tokenizer
 
     __repr__ = in_short
 
@@ -44,70 +41,6 @@ class Model:
     def config(self) -> Config:
         """The sizes."""
         return self.decoder.config
-
-    @property
-    def neutral(self) -> int:
-        """The token that can stand in place of a text's first one; see `chat.neutral_token`."""
-        return chat.neutral_token(self.ends[0], self.template, self.tokenizer.get_vocab(), self.continuation)
-
-    def tokens(self, text: str) -> list[Token]:
-        """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
-        return self._fitting(self._tokens(self.tokenizer.encode(text), text))
-
-    def chat(self, messages: Any) -> tuple[str, list[Token]]:
-        """The text that the model is given for messages, and its tokens; those of the template are marked.
-
-        messages   a list of {"role": "system", "user" or "assistant", "content": a text}
-        Raises RuleError for a model without a template and for what is no message, FileError for a broken template.
-        """
-        read = chat.read_messages(messages)
-        if self.template is None:
-            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
-        begin, end = self.ends
-        text = chat.rendered(self.template, read, self.name, bos_token=begin, eos_token=end)
-        cut = self._tokens(self.tokenizer.encode(text, add_special_tokens=False), text)
-        return text, self._fitting(chat.marked(cut, text, read))
-
-    def windows(self, text: str) -> list[list[Token]]:
-        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
-
-        `start` and `stop` of a token count from the start of the whole text. Raises ShapeError when it is empty.
-        """
-        self.tokenizer.enable_truncation(self.config.positions)
-        try:
-            encoded = self.tokenizer.encode(text)
-        finally:
-            self.tokenizer.no_truncation()
-        return [self._tokens(part, text) for part in (encoded, *encoded.overflowing)]
-
-    def fits(self, tokens: int) -> None:
-        """Raise ShapeError for more tokens than the model has positions."""
-        if tokens > self.config.positions:
-            raise too_long(tokens, self.config.positions)
-
-    def _fitting(self, cut: list[Token]) -> list[Token]:
-        self.fits(len(cut))
-        return cut
-
-    def _tokens(self, encoded: Any, text: str) -> list[Token]:
-        if not encoded.ids or not text:
-            raise ShapeError(
-                "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
-            )
-        top = max(encoded.ids)
-        if top >= self.config.vocabulary:
-            raise FileError(
-                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
-            )
-        return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
-
-    def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
-        spelling = self.tokenizer.id_to_token(token)
-        if spelling is not None and "▁" in spelling:  # SentencePiece's space, which decoding one token may drop
-            return str(spelling).replace("▁", " ")
-        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return token_text(decoded, spelling)
 
     def projections(self, layer: int) -> dict[str, Array]:
         """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out).
@@ -122,29 +55,23 @@ class Model:
         result = {f"w_{letter}": weights[f"{name}.weight"].T for letter, name in names.items()}
         return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
 
-    def generate(self, ids: list[int], count: int) -> list[int]:
-        """The ids that the model puts after these, each the likeliest (greedy). Raises ShapeError for too many."""
-        self.fits(len(ids) + count)
-        return list(islice(self.decoder.likeliest(ids), count))
+    def generate(self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False) -> list[int]:
+        """The ids that the model puts after these, each the likeliest (greedy); `each` iterates over them.
+
+        ends   stop before the token that ends a text; else there are `count`
+        Raises ShapeError for too many.
+        """
+        self.tokenizer.fits(len(ids) + count)
+        made, last = list[int](), self.tokenizer.last if ends else None
+        for _, token in zip(each(range(count)), self.decoder.likeliest(ids), strict=False):
+            if token == last:
+                break
+            made.append(token)
+        return made
 
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
         """The forward pass in float32; see `runs.run`."""
         return runs.run(self.decoder, ids, each, edits)
-
-    def reply(self, ids: list[int], most: int, each: Each = iter) -> str:
-        """The answer to a chat, greedy, of at most so many tokens, over which `each` iterates. Raises as `generate`."""
-        self.fits(len(ids) + most)
-        made: list[int] = []
-        for _, token in zip(each(range(most)), self.decoder.likeliest(ids), strict=False):
-            if self.ends[1] and self.text(token) == self.ends[1]:
-                break
-            made.append(token)
-        return str(self.tokenizer.decode(made))
-
-    def continuation(self, text: str) -> list[int]:
-        """The ids of a text that follows another, without special tokens."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
@@ -201,7 +128,8 @@ def _of_gguf(path: Path, name: str, budget: int) -> Model:
     begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
     template = file.metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
-    return Model(name, Decoder(config, Weights(stored, budget)), tokenizer, template, (begin, end))
+    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
+    return Model(name, Decoder(config, Weights(stored, budget)), texts)
 
 
 def _of_folder(place: Path, name: str, budget: int) -> Model:
@@ -218,7 +146,8 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
     decoder = Decoder(config, Weights(layout.checked(place, stored, config, folder.spelling), budget))
     layout.check_memory(place, stored)
     template, ends = folder.chat_of(place)
-    return Model(name, decoder, folder.tokenizer_of(place), template, ends)
+    sizes = config.positions, config.vocabulary
+    return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
@@ -229,4 +158,4 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
         {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(layout.checked(name, stored, config), 2**40)), None)
+    return Model(name, Decoder(config, Weights(layout.checked(name, stored, config), 2**40)), cast("Tokenizer", None))

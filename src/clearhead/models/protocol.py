@@ -8,7 +8,6 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
-from clearhead.errors import ShapeError
 
 if TYPE_CHECKING:
     from clearhead.models.gates import LayerBack
@@ -103,10 +102,11 @@ class Variant(NamedTuple):
 class LanguageModel(Protocol):
     """A loaded model: `model.Model` runs in NumPy, `hub.HubModel` in PyTorch; their methods say what they do.
 
-    Its config is a NamedTuple with layers, heads, d_model, vocabulary and others. Windows of a long text do not
-    overlap; projections are W^Q … W^O and b^Q … b^O of one layer, none where queries and keys are not x·W + b. Each id
-    that is generated is the likeliest after all before it. `each` iterates over layers, and edits have positions.
-    The neutral token can stand in place of a text's first one.
+    Its tokenizer is a `tokenizer.Tokenizer`, its config a NamedTuple with layers, heads, d_model, vocabulary, and
+    whether a variant costs less than a run (`shares_runs`). Projections are W^Q … W^O and b^Q … b^O of one layer, none
+    where queries and keys are not x·W + b.
+    Each id that is generated is the likeliest after all before it; `each` iterates over layers or new tokens, and edits
+    have positions.
     """
 
     @property
@@ -114,18 +114,9 @@ class LanguageModel(Protocol):
     @property
     def config(self) -> Any: ...
     @property
-    def exact_heads(self) -> bool: ...
-    @property
-    def neutral(self) -> int: ...
-    def fits(self, tokens: int) -> None: ...
-    def tokens(self, text: str) -> list[Token]: ...
-    def windows(self, text: str) -> list[list[Token]]: ...
-    def text(self, token: int) -> str: ...
+    def tokenizer(self) -> Any: ...
     def projections(self, layer: int) -> dict[str, Array]: ...
-    def generate(self, ids: list[int], count: int) -> list[int]: ...
-    def chat(self, messages: Any) -> tuple[str, list[Token]]: ...
-    def reply(self, ids: list[int], most: int, each: Each = iter) -> str: ...
-    def continuation(self, text: str) -> list[int]: ...
+    def generate(self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False) -> list[int]: ...
     def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
@@ -139,20 +130,6 @@ def in_short(model: LanguageModel) -> str:
     """A model's repr."""
     config = model.config
     return f"Model({model.name}: {config.layers} layers, {config.heads} heads, d_model {config.d_model})"
-
-
-def too_long(tokens: int, positions: int) -> ShapeError:
-    """The error for a text that is longer than a model's positions."""
-    return ShapeError(
-        f"the text has {tokens} tokens but the model has {positions} positions.",
-        "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
-        "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
-    )
-
-
-def token_text(decoded: str, spelling: str | None) -> str:
-    """A token's own text from the tokenizer's, or the bytes of its spelling where that is no whole character."""
-    return decoded if decoded and "\ufffd" not in decoded else hexadecimal(str(spelling))
 
 
 def hexadecimal(spelling: str) -> str:
@@ -185,4 +162,4 @@ def next_tokens(model: LanguageModel, logits: Array, count: int) -> list[Choice]
     """The likeliest tokens, without sorting the whole vocabulary."""
     some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
     order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
-    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
+    return [Choice(int(i), model.tokenizer.text(int(i)), float(shares[i])) for i in order]

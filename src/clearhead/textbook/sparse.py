@@ -35,7 +35,8 @@ def sparse_patterns(n: int, width: int) -> tuple[Pattern, ...]:
     >>> [(each.name, each.pairs) for each in sparse_patterns(12, 2)]
     [('full', 144), ('window', 54), ('blocks', 60), ('segments', 24)]
     """
-    n, width = whole_number("n", n, 1), whole_number("width", width, 1)
+    n = whole_number("n", n, 1)
+    width = min(whole_number("width", width, 1), n)
     check_room(f"{n} × {n} pairs", 24 * n * n, "give a smaller n.")
     labels = np.arange(n) // width
     count = int(labels[-1]) + 1
