@@ -16,7 +16,7 @@ from clearhead.explaining.answer_words import clearest
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.models.protocol import Token
-from clearhead.report import explained
+from clearhead.report import explained, streams
 from clearhead.report.cells import listed
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
 from clearhead.report.streams import printable
@@ -199,3 +199,10 @@ def test_a_sinks_share_is_said():
     said = [line.plain for line in explained.answer(Console(width=80), half, "en")]
     assert said[1] == "its sink takes 50.00% of the weight"
     assert "sink takes" not in "".join(line.plain for line in explained.answer(Console(width=80), seen, "en"))
+
+
+def test_without_a_terminal_lines_say_how_far_a_long_run_is(monkeypatch, capsys):
+    monkeypatch.setattr(streams, "_PATIENCE", -1.0)
+    monkeypatch.setattr(streams, "_LINES", -1.0)
+    assert [*streams.progress(range(4), "runs")] == [0, 1, 2, 3]
+    assert capsys.readouterr().err == "runs: 2 of 4\nruns: 3 of 4\nruns: 4 of 4\n"

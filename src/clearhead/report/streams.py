@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PATIENCE = 2.0  # seconds before a progress bar is drawn
+_LINES = 10.0  # seconds between two lines of progress where there is no terminal
 _CHINESE = "查询关注键"
 _MOST = 600  # characters of a message about a mistake
 _INSTEAD = str.maketrans({
@@ -137,7 +138,10 @@ def abandon() -> None:
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end."""
+    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end.
+
+    Where errors go to no terminal, a line says every ten seconds how far it is.
+    """
     start = time.monotonic()
     rest = iter(items)
     for done, item in enumerate(rest, 1):
@@ -147,10 +151,19 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
 
 
 def _drawn(rest: Iterator[T], what: str, done: int, total: int) -> Iterator[T]:
+    if not sys.stderr.isatty():
+        told = time.monotonic()
+        for reached, item in enumerate(rest, done + 1):
+            yield item
+            if time.monotonic() - told > _LINES:
+                told = time.monotonic()
+                print(f"{what}: {reached} of {total}", file=sys.stderr, flush=True)
+        return
+
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, completed=done)
         for item in rest:
             yield item
