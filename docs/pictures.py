@@ -13,8 +13,7 @@ from rich.terminal_theme import MONOKAI
 from clearhead.explaining.explain import explain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
-from clearhead.report import explained
-from clearhead.report import why as answered
+from clearhead.report import answered, explained
 
 PICTURE, TEXT = Path(__file__).parent / "explain.svg", "humpty dumpty sat on"
 # Rounding errors differ from one processor to the next, and with them the width of their line.
