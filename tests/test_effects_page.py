@@ -9,6 +9,7 @@ import pytest
 import clearhead as ch
 from browser import axe, number, opened, until
 from clearhead.explaining.derivatives import derivatives, target_of
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view import page as written
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
@@ -124,7 +125,7 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]
     run = model.run([token.id for token in model.tokenizer.tokens(TEXT)])
-    made = derivatives(model, run, target_of(run, seen.token.id, seen.against.id))
+    made = derivatives(model, run, target_of(run, seen.rivals.token.id, seen.rivals.against.id))
     layer = run.layers[first.layer]
     cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cut_effects(layer.v, made.layers[first.layer].g)
     cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
@@ -169,7 +170,7 @@ SETTLED = "document.querySelector('#readout')?.textContent.includes('rank')"
 def pages(tmp_path_factory):
     """The shipped model's page, and one of 12 × 12 heads."""
     folder, rng = tmp_path_factory.mktemp("screen"), fresh()
-    ch.explain("mary had a little lamb its fleece was white as snow", gpt2.load()).save(folder / "few.html")
+    steps_of_text("mary had a little lamb its fleece was white as snow", gpt2.load()).save(folder / "few.html")
     layers = [
         ShownLayer(str(place), range(12), ch.AttentionMatrix(*rng.standard_normal((2, 1, 12, 40, 4)), causal=True))
         for place in range(12)

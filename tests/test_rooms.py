@@ -8,6 +8,7 @@ import pytest
 
 import clearhead as ch
 from browser import opened, until
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from clearhead.view.page import encoded
@@ -19,7 +20,7 @@ TEXT = "mary had a little lamb its fleece"
 
 @pytest.fixture(scope="module")
 def seen():
-    return ch.explain(TEXT, gpt2.load())
+    return steps_of_text(TEXT, gpt2.load())
 
 
 def results(page):

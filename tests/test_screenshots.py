@@ -84,7 +84,7 @@ def write_pages(folder):
     q, k, v = (rng.standard_normal((1, 6, 96, 16), dtype=np.float32) for _ in "qkv")
     A = ch.AttentionMatrix(1.6 * q, k, causal=True)
     A.save(folder / "map.html", v=v, tokens=[f" w{place % 37}" for place in range(96)])
-    ch.explain("humpty dumpty sat on").save(folder / "explain.html")
+    ch.explain("humpty dumpty sat on").steps().save(folder / "explain.html")
     ch.explain("mary had a little").save(folder / "why.html")
     assert main(["scale", "--html", str(folder / "scale.html")]) == 0
 

@@ -72,11 +72,11 @@ def spelling(way):
 
 
 def test_the_page_of_causes_has_the_ways_to_both_tokens(running):
-    result = steps_of_text(TEXT, token="lamb", against="girl")
+    result = ch.explain(TEXT, answer="lamb", against="girl")
     with opened(running, result.to_html(), place="#step-way") as page:
-        check(page, result.ways[0])
+        check(page, result.rivals.ways[0])
         page.locator("#pick-less").select_option("␣girl")
-        check(page, against(*result.ways))
+        check(page, against(*result.rivals.ways))
 
 
 def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
