@@ -305,3 +305,9 @@ def test_memory_of_a_long_unexplained_case():
     verdict, peak = python(LONG, fresh().integers(2**31)).split()
     assert verdict == "unexplained"
     assert int(peak) < 500e6
+
+
+@pytest.mark.parametrize("length", [1, np.int64(2), np.array([3])])
+def test_lengths_of_results_that_nothing_explains_are_taken(length):
+    q, theirs = fresh().standard_normal((2, 1, 1, 3, 4))
+    assert ch.diagnose(q, q, q, theirs, kv_lengths=length).verdict == "unexplained"

@@ -93,6 +93,11 @@ def _padding(p: Problem, how: str) -> Fields:
     return {"kv_lengths": kept, "query_lengths": lengths if how in ("queries", "both") else p.query_lengths}
 
 
+def _shifted(p: Problem, by: int) -> Fields:
+    """Lengths off by one; beside padding that is ignored there are none."""
+    return {} if p.kv_lengths is None else {"kv_lengths": np.clip(p.kv_lengths + by, 0, p.keys)}
+
+
 def _bias(p: Problem, how: str) -> Fields:
     assert p.bias is not None
     return {"bias": p.bias.swapaxes(-1, -2) if how == "transposed" else p.bias}
@@ -124,7 +129,7 @@ _CHANGES: dict[str, Callable[[Problem, Any], Fields]] = {
     "tile": lambda p, tile: {"causal": p.causal and not tile[0].startswith(("diagonal", "local"))},
     "mask": _mask,
     "padding": _padding,
-    "padding_shift": lambda p, by: {"kv_lengths": np.clip(p.kv_lengths + by, 0, p.keys)},
+    "padding_shift": _shifted,
     "sinks": _sinks,
 }
 SCORING = frozenset({"scale", "softcap", "bias", "alibi", "alibi_slopes", "spans", "scaling"})  # fields of the scores
