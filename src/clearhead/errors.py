@@ -8,7 +8,7 @@ ClearheadError
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
-├── DerivativeError   (RuntimeError)  a derivative that is not there, such as a third one
+├── DerivativeError   (RuntimeError)  a derivative that is not there, such as a second one of a peak
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
@@ -60,7 +60,7 @@ class EngineError(ClearheadError, RuntimeError):
 
 
 class DerivativeError(ClearheadError, RuntimeError):
-    """A derivative that is not there: a third one, or a second one of a compiled graph, of a peak or of top-k."""
+    """A derivative that is not there: a second one of a compiled graph, of a peak or of top-k."""
 
 
 class FileError(ClearheadError, ValueError):

@@ -1,7 +1,8 @@
 """Texts through models: how one token's output came to be.
 
-explain         ch.explain; explanation: what it gives, with its page; answer_words: what each head does
-why             ch.why: parts of a text, heads and edges; why_lists: what it lists; why_page: its page
+explain         ch.explain: an answer's parts, heads and edges; explanation: what it gives
+why_lists       what an explanation lists; why_words: its sentences and tables; why_page: its page
+steps           one head of a run, step by step; head_steps: what that gives; answer_words: what each head does
 answers         the number that is explained; text_parts: the parts; integral: their effects; rerun: runs without them
 derivatives     of the difference of two logits, by every head's output
 forward         a forward pass, one of its heads, all of them for the long page

@@ -31,7 +31,16 @@ from clearhead.explaining.why_lists import (
     by_change,
     plain,
 )
-from clearhead.explaining.why_words import causes_table, conclusion, gap_of, most_likely, parts_table, question
+from clearhead.explaining.why_words import (
+    CARRIES,
+    causes_table,
+    conclusion,
+    gap_of,
+    most_likely,
+    parts_table,
+    question,
+    shared_by,
+)
 from clearhead.loading import load
 from clearhead.models.protocol import LanguageModel, Token
 from clearhead.tables import Table, Tabular
@@ -40,7 +49,6 @@ from clearhead.view.container import Document
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
 
-_CARRIES = 0.1  # of what hiding the best part takes: what a head has to take that carries an answer
 _SHOWN = 8  # parts and heads in a notebook
 
 
@@ -190,7 +198,7 @@ class Explanation(Tabular, Framing):
             left = 0.0 if self.rivals.compared else probability(self.value + change) - probability(self.value)
             return -np.array([change, left])
 
-        least = _CARRIES * takes(min((part.hidden or 0.0 for part in self.ranked), default=0.0))
+        least = CARRIES * takes(min((part.hidden or 0.0 for part in self.ranked), default=0.0))
         found = [one for one in self.heads if one.truth < 0 and not one.needed and (takes(one.truth) >= least).all()]
         found = [one for one in found if self.rivals.compared or decides(self.value, one.truth)]
         return min(found, key=lambda head: head.truth, default=None)
@@ -240,8 +248,9 @@ class Explanation(Tabular, Framing):
     def plot(self, *, count: int = 8, ax: Any = None) -> Any:
         """Draw what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
 
-        The bars are the answer's probability in percent, a dashed line that of the whole text; where two answers are
-        compared they are y. Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+        The bars are the answer's probability in percent, as on the screen, and a dashed line that of the whole text;
+        where two answers are compared they are y. Raises MissingExtraError without matplotlib, DtypeError when `ax` is
+        no axes.
 
         >>> import clearhead as ch
         >>> len(ch.explain("mary had a little").plot().patches)
@@ -251,7 +260,8 @@ class Explanation(Tabular, Framing):
         left = [self.value + (part.hidden or 0.0) for part in parts]
         numbers, label = [*left, self.value], "y"
         if not self.rivals.compared:
-            numbers, label = [100 * probability(y) for y in numbers], "the answer's probability without the part, in %"
+            tokens, label = shared_by(self), "the answer's probability without the part, in %"
+            numbers = [100 * probability(y, tokens) for y in numbers]
         words = question(self, "en"), label
         return plots.plot_bars([part.text for part in parts], numbers[:-1], numbers[-1], words, ax)
 

@@ -19,7 +19,7 @@ _MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to b
 _HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
 _LEAST = 16  # columns of the text before an answer
 _STRANGE = 6.0  # nats a token, in the mean, of a text that is no rhyme
-_CARRIES = 0.1  # of what hiding the best part takes: what a head that is shown takes
+CARRIES = 0.1  # of what hiding the best part takes: what a head takes that is shown, or carries the answer
 
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
@@ -137,7 +137,7 @@ def part_lines(seen: Any, language: Language, count: int | None = None) -> list[
 
 def head_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
     """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each."""
-    least = _CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
+    least = CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
     lines = []
     for one in [one for one in seen.heads if one.truth < min(least, 0.0)][:count]:
         through = one.edge is not None and 2 * one.edge.truth <= one.truth
@@ -176,8 +176,8 @@ def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
     facts = _facts(seen, language)
     if needed:
         names = [_named(seen, language, part) for part in needed[:_NEEDED]]
-        if rest := len(needed) - _NEEDED if len(needed) > _NEEDED else 0:
-            names.append(say(language, "why others", count=rest))
+        if len(needed) > _NEEDED:
+            names.append(say(language, "why others", count=len(needed) - _NEEDED))
         *first, last = names
         parts = say(language, "why and", first=say(language, "why list").join(first), last=last) if first else last
         kind = ("one" if len(needed) == 1 else "each") + " of two" * seen.rivals.compared

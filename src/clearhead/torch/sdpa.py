@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
     outside 0 to 1, a flag that is not a bool, or a causal bias together with is_causal. Unlike PyTorch's, a forbidden
     NaN never reaches an output, attn_mask and is_causal go together on every device (PyTorch's go together on the CPU
     only), and a causal_upper_left or causal_lower_right of other lengths than query's and key's is always refused.
-    Derivatives are of first and second order and in forward mode, by torch.func too; a third raises DerivativeError.
+    Derivatives are of any order and in forward mode, by torch.func too.
 
     >>> import torch
     >>> x = torch.eye(2)[None, None]
