@@ -5,4 +5,4 @@ Results are ratios to the other libraries, and shares of what the hardware can d
 
 import os
 
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # as the command line does, before NumPy is loaded
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # before NumPy is loaded: its products are also timed

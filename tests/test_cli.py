@@ -30,14 +30,6 @@ def run(*arguments, text=True, **environment):
     return subprocess.run(command, capture_output=True, timeout=60, check=False, **options)
 
 
-@pytest.mark.parametrize(("load", "threads"), [(0.0, None), (1e6, "1")])
-def test_beside_busy_programs_openblas_has_one_thread(load, threads, monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-    assert call("--version").stdout.startswith("clearhead ")
-    assert (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ["OPENBLAS_THREAD_TIMEOUT"]) == (threads, "4")
-
-
 def test_explain_prints_every_section():
     done = run("explain", "humpty dumpty sat on", "--steps")
     assert (done.returncode, done.stderr) == (0, "")

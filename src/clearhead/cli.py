@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    # NumPy reads these as it loads: OpenBLAS's threads would spin for 20 ms, and take a core from those of attention.
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-    with suppress(AttributeError, OSError):  # not every system says its load
-        if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # beside busy programs they wait for each other
     with streams.readable():
         try:
             try:

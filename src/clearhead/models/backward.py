@@ -12,9 +12,10 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.models import gates
-from clearhead.models.decoder import Angles, Decoder, in_blocks, join, product, split
+from clearhead.models.decoder import Angles, Decoder, in_blocks, join, split
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.gates import LayerBack
+from clearhead.models.products import product
 from clearhead.models.protocol import Variant
 from clearhead.models.rope import turned_back
 from clearhead.models.variants import attend
@@ -38,7 +39,7 @@ def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) ->
             by_raw = by_raw * (1 - capped * capped)
         some = np.flatnonzero(by_raw)
         rows = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        direction = by_raw[some] @ rows if rows is not None else by_raw @ decoder.weights[decoder.unembedding]
+        direction = by_raw[some] @ rows if rows is not None else product(by_raw, decoder.weights[decoder.unembedding])
         result[position] = norm.backward(row, direction * config.logit_scale)
     return result
 

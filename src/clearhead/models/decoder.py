@@ -16,6 +16,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import Config
 from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
+from clearhead.models.products import product
 from clearhead.models.protocol import LayerRun
 from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
@@ -247,11 +248,6 @@ def normalised(norm: NormWeights, x: Array) -> Array:
     """Queries or keys (…, heads, tokens, d_k) through a norm of each head, or of all heads together (OLMo 2)."""
     d_k = x.shape[-1]
     return norm.value(x) if len(norm.weight) == d_k else split(norm.value(join(x)), d_k)
-
-
-def product(x: Array, w: Array) -> Array:
-    """x·W for x (…, tokens, d_in) and W (d_in, d_out), as one product of matrices."""
-    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
 
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:

@@ -14,6 +14,7 @@ from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
 from clearhead.core.room import free_bytes
 from clearhead.errors import MissingExtraError
+from clearhead.models.products import product
 
 _UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
@@ -123,14 +124,13 @@ class Weights:
 
     def product(self, x: Array, name: str) -> Array:
         """x·Wᵀ for x (…, d_in); a matrix that the budget cannot hold is unpacked some rows at a time."""
-        if x.ndim > 2:  # one product, which reads the matrix once
-            return self.product(x.reshape(-1, x.shape[-1]), name).reshape(*x.shape[:-1], -1)
         tensor = self.stored[name]
         if name in self.kept or self.used + 4 * tensor.size <= self.budget:
-            return x @ self[name].T
+            return product(x, self[name].T)
         step = max(1, _ROWS // tensor.shape[-1])
         starts = range(0, tensor.shape[0], step)
-        return np.concatenate([x @ tensor.rows(slice(start, start + step), self.dtype).T for start in starts], axis=-1)
+        parts = (tensor.rows(slice(start, start + step), self.dtype).T for start in starts)
+        return np.concatenate([product(x, part) for part in parts], axis=-1)
 
 
 def half_of_free_memory() -> int:
