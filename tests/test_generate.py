@@ -50,3 +50,11 @@ def test_the_page_steps_through_the_generated_tokens(running):
             assert f"{numbers:,} numbers" in said
             until(page, f"document.querySelector('#readout').textContent.startsWith('query {step} ')")
             assert page.locator(".next bdi").first.text_content() == seen.following[step][0].text.replace(" ", "␣")
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_run_of_the_first_tokens_saves_work_and_changes_nothing(more):
+    model = ch.load_model()
+    ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on a wall")]
+    run = model.run(ids[: len(ids) - more])
+    assert model.generate(ids, 5, run=run) == model.generate(ids, 5)

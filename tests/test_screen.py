@@ -143,6 +143,16 @@ def test_a_head_that_any_text_needs_carries_no_answer():
     assert said in conclusion(needed, "en")
 
 
+def test_the_answer_is_told_first_and_then_its_parts():
+    told = []
+    found = ch.explain(TEXT, told=told.append)
+    first, second = told
+    assert (first.answer, first.probability, first.ranked[0].hidden) == (found.answer, found.probability, None)
+    assert [part.hidden for part in second.parts] == [part.hidden for part in found.parts]
+    assert second.heads == first.heads == []
+    assert str(found).splitlines() == lines_of(TEXT)[:-1]  # which ends with the options
+
+
 def test_the_first_tokens_row_says_that_it_is_replaced():
     lines = lines_of(TEXT)
     assert any(line.startswith("With <|endoftext|> in place of “mary”: “lamb” falls to 0.46%") for line in lines)
@@ -164,12 +174,13 @@ def test_the_rival_is_a_whole_word(text, answer, expected):
         tokenizer = SimpleNamespace(text=words.__getitem__)
 
         @staticmethod
-        def generate(ids, count):
+        def generate(ids, count, run):
+            assert run.logits.shape == (1, len(words))
             return [6 if ids[-1] == 1 else 7][:count]
 
-    logits = np.array([9.0, 8.5, 8, 7, 6, 5, 1, 2])
+    run = SimpleNamespace(logits=np.array([[9.0, 8.5, 8, 7, 6, 5, 1, 2]]), edits=())
     reading = Reading(text, [Token(7, " is", 0, 1)], [])
-    assert words[rival(Words, reading, logits, answer)] == expected
+    assert words[rival(Words, reading, run, answer)] == expected
 
 
 def test_many_words_are_hidden_by_sentences_then_word_by_word():

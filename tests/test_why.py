@@ -404,3 +404,15 @@ def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monk
     np.testing.assert_allclose(made.estimate.heads_run, kept.estimate.heads_run, atol=2e-5)
     assert [edge[:4] for edge in made.edges] == [edge[:4] for edge in kept.edges]
     np.testing.assert_allclose([edge.truth for edge in made.edges], [edge.truth for edge in kept.edges], atol=2e-5)
+
+
+def test_a_word_of_several_tokens_is_told_as_if_it_was_asked_for_alone():
+    whole = ch.explain("mary had a little", answer=" lamb unbelievably its")
+    assert [one.token.text for one in whole.numbers] == [" lamb", " unbelievably", " its"]
+    word = whole.numbers[1]
+    alone = ch.explain("mary had a little lamb", answer=" unbelievably")
+    assert len(alone.based[0].target.answer) > 1
+    assert word.token.probability == pytest.approx(alone.probability, rel=1e-4)
+    hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
+    np.testing.assert_allclose(word.by_part, hidden, rtol=1e-3, atol=1e-4)
+    assert alone.numbers == []  # it is one word

@@ -27,6 +27,8 @@ from clearhead.tables import aligned
 from clearhead.words import say
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from clearhead.explaining.explanation import Explanation
     from clearhead.explaining.head_steps import HeadSteps
     from clearhead.view.long import ShownRun
@@ -112,7 +114,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     steps, cause = alone or "steps" in shown, None
     if not alone and (shown or console is not None or "html" in asked):
         try:
-            cause = _cause(options, model, edits)
+            cause = _cause(options, model, edits, console)
         except (RuleError, SelectionError) as error:
             if of_answer or way:
                 raise
@@ -133,7 +135,8 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     from clearhead.report import answered, attribution, changed, explained
 
     if cause is not None:
-        answered.show(console, cause, options.lang, whole=bool(options.why or options.all), trust=trust, more=not steps)
+        whole = bool(options.why or options.all)
+        answered.show(console, cause, options.lang, whole=whole, trust=trust, more=not steps, begun=True)
     elif not steps:
         explained.show_opening(console, runs[0], options.lang)
     for seen in runs if steps or way else ():
@@ -150,10 +153,17 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     return 0
 
 
-def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Explanation":
-    """Why an answer follows the text, or the chat."""
+def _cause(options: argparse.Namespace, model: Any, edits: Any, console: "Console | None") -> "Explanation":
+    """Why an answer follows the text, or the chat; what is known before all of it is printed at once."""
     from clearhead.explaining.explain import explain
     from clearhead.explaining.texts import read
+    from clearhead.report import answered
+
+    told = (
+        partial(answered.begin, console, language=options.lang, whole=bool(options.why or options.all))
+        if console
+        else None
+    )
 
     prompt, hide = _prompt(options), None
     if options.chat is not None and (options.text or "").strip():
@@ -171,7 +181,7 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any) -> "Explanation"
     }
     if options.effort is not None:
         asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
-    return explain(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"))
+    return explain(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"), told=told)
 
 
 def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Explanation | None") -> "list[HeadSteps]":

@@ -128,7 +128,7 @@ def read_answers(
     if run.logits is None:
         raise RuleError(f"{model.name} says no next token, so there is no answer to explain.", "a decoder has one.")
     ids, logits = [each.id for each in tokens], run.logits[-1]
-    first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, logits)
+    first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, run)
     second = () if against is None else _ids(model, logits, "against", against)
     if first == second:
         token = shown("".join(map(model.tokenizer.text, first)))
@@ -142,12 +142,12 @@ def read_answers(
     return Question(targets, first, second)
 
 
-def whole_word(model: LanguageModel, ids: list[int], logits: Array) -> tuple[int, ...]:
-    """Return the likeliest next tokens up to the end of the first word or number: " Mont" goes on to " Montreal"."""
-    made = [int(np.argmax(logits))]
+def whole_word(model: LanguageModel, ids: list[int], run: ForwardPass) -> tuple[int, ...]:
+    """Return the likeliest tokens after a run up to the end of the first word or number: " Montreal" for " Mont"."""
+    made = [int(np.argmax(run.logits[-1]))]
     while len(made) < WORD:
         try:
-            after = model.generate([*ids, *made], 1)[0]
+            after = _next(model, [*ids, *made], run)
         except ShapeError:  # the text fills the model's positions
             break
         texts = [*map(model.tokenizer.text, made), model.tokenizer.text(after)]
@@ -168,12 +168,13 @@ def decides(value: float, change: float) -> bool:
     return probability(value + change) <= 0.9 * probability(value)
 
 
-def rival(model: LanguageModel, reading: Reading, logits: Array, answer: int) -> int:
+def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int) -> int:
     """Return the whole word to compare an answer with: a word of the text, or the likeliest that is no fragment.
 
     A word of the text counts where its probability is at least a hundredth of the answer's. Words of the answer's kind
     (capitals, numbers) come first: " London" for " Paris" rather than " the".
     """
+    logits = np.asarray(run.logits[len(reading.tokens) - 1])
     said, floor = model.tokenizer.text(answer), logits[answer] - np.log(100)
     order = [i for i in np.argsort(-logits, kind="stable")[:_LIKELY].tolist() if i != answer]
     plain = said.strip().casefold()
@@ -185,7 +186,7 @@ def rival(model: LanguageModel, reading: Reading, logits: Array, answer: int) ->
         if logits[i] >= floor and model.tokenizer.text(i).strip() in standing:
             return i
     ids = [token.id for token in reading.tokens]
-    whole = (i for i in begins[:_CHECKED] if not _goes_on(model, ids, i))
+    whole = (i for i in begins[:_CHECKED] if not _goes_on(model, ids, run, i))
     return next(whole, begins[0] if begins else order[0] if order else answer)
 
 
@@ -195,13 +196,18 @@ def _is_word(text: str, answer: str) -> bool:
     return text.strip().isalnum() and begins
 
 
-def _goes_on(model: LanguageModel, ids: list[int], token: int) -> bool:
+def _goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) -> bool:
     """Does the model go on within the word that a token begins, as after " Mont"?"""
     try:
-        after = model.tokenizer.text(model.generate([*ids, token], 1)[0])
+        after = model.tokenizer.text(_next(model, [*ids, token], run))
     except ShapeError:  # the text fills the model's positions
         return False
     return words([model.tokenizer.text(token), after]) == [0, 0]
+
+
+def _next(model: LanguageModel, ids: list[int], run: ForwardPass) -> int:
+    """The likeliest token after these, the first of which were run."""
+    return model.generate(ids, 1, run=None if run.edits else run)[0]
 
 
 def _kind(text: str) -> tuple[bool, ...]:

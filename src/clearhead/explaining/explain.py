@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,6 +58,7 @@ def explain(
     count: int = 8,
     edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
+    told: Callable[[Explanation], object] | None = None,
 ) -> Explanation:
     """Say what made a model's answer to a text: `clearhead explain` as an object.
 
@@ -81,6 +83,7 @@ def explain(
     count     how many heads and edges to list at most
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, and over the layers of what is run again, such as a progress bar
+    told      is given what is known so far: the answer, then what hiding each part did; heads and edges come last
 
     Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
     RuleError for a model without next tokens, for attention that is not causal, and for an edit without a derivative;
@@ -119,14 +122,14 @@ def explain(
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
-    made = partial(Explanation, loaded, text, reading, edits=acting)
-    return _explained(again, asked, reading, cut, counts, each, made)
+    found = _begun(again, asked, cut, partial(Explanation, loaded, text, reading, edits=acting))
+    return _explained(again, found, counts, each, told or (lambda _: None))
 
 
 def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
     """What is run again, with the runs that say the answers."""
     runs = [run if one.ids == list(run.ids) else model.run(one.ids, each, run.edits) for one in asked.targets]
-    other = asked.against or (rival(model, reading, np.asarray(run.logits[len(reading.tokens) - 1]), asked.answer[0]),)
+    other = asked.against or (rival(model, reading, run, asked.answer[0]),)
     pair = asked.answer[0], other[0]
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     sinks = rerun.resting(run, len(reading.tokens) - 1)
@@ -134,58 +137,63 @@ def _again(model: LanguageModel, reading: Reading, asked: Question, run: Forward
     return Again(model, based, run.edits, sum(one.value for one in based), rest, 0, pair)
 
 
+def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., Explanation]) -> Explanation:
+    """The answer, and the parts of the text, before anything is run again; `made` takes the rest."""
+    model, (run, row) = again.model, (again.based[0].run, again.based[0].target.rows.start)
+    base = np.asarray(run.logits[row])
+    candidates = [candidate(model, base, i) for i in again.pair]
+    answer, other = ("".join(map(model.tokenizer.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
+    neutral = model.tokenizer.text(model.tokenizer.neutral)
+    nothing = np.zeros((model.config.layers, model.config.heads))
+    return made(
+        rivals=Rivals(answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value)),
+        next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
+        parts=[PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut],
+        **{name: [] for name in ("groups", "pairs", "heads", "edges", "numbers")},
+        sinks=rerun.resting(run, row),
+        based=again.based,
+        estimate=Estimate(np.zeros(row + 1), nothing, nothing * np.nan, 0.0, 0.0, 0, missed=False),
+    )
+
+
 def _explained(
-    again: Again,
-    asked: Question,
-    reading: Reading,
-    cut: list[Part],
-    counts: Counts,
-    each: Each,
-    made: Callable[..., Explanation],
+    again: Again, found: Explanation, counts: Counts, each: Each, told: Callable[[Explanation], object]
 ) -> Explanation:
-    """Run the model again for all of it; `made` takes what comes of that."""
-    model, base = again.model, np.asarray(again.based[0].run.logits[len(reading.tokens) - 1])
+    """Run the model again without each part, head and edge; `told` is given what is known before that, and between."""
+    told(found)
+    model, cut = again.model, found.parts
+    ran = part_runs.hidden(again, cut, found.text, counts.parts)
+    told(replace(found, parts=ran.parts, groups=ran.groups))
     by_key, by_edge, total, points = part_runs.integrated(
         again, [place for part in cut for place in part.tokens], counts.points, each
     )
     by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
-    neutral = model.tokenizer.text(model.tokenizer.neutral)
-    effects = [
-        PartEffect(*part, float(of_token[list(part.tokens)].sum()), neutral if 0 in part.tokens else "") for part in cut
-    ]
+    effects = [part._replace(effect=float(of_token[list(part.tokens)].sum())) for part in ran.parts]
     if not points:
         effects = part_runs.answering(again, effects, total)
-    ran = part_runs.hidden(again, effects, reading.text, counts.parts)
-    parts, groups = part_runs.weighed(again, ran, counts.halves, total)
-    by_token = np.zeros(len(reading.tokens))
+    parts, groups = part_runs.weighed(again, ran._replace(parts=effects), counts.halves, total)
+    by_token = np.zeros(len(found.tokens))
     for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
     heads, heads_run, off = head_runs.heads(again, by_head)
-    candidates = [candidate(model, base, i) for i in again.pair]
     ways: list[Way] = []
     if isinstance(model, Model):  # whose parts add up
         run, rows = again.based[0].run, again.based[0].target.rows
         stream = of_decoder(model, list(run.ids), run, rows.start)
-        ways = [way_to(stream, one.id, one.text) for one in candidates]
+        ways = [way_to(stream, one.id, one.text) for one in (found.rivals.token, found.rivals.against)]
     named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
     looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
-    answer, other = ("".join(map(model.tokenizer.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
-    return made(
-        rivals=Rivals(
-            answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value), tuple(ways)
-        ),
-        next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
+    gap = total - sum(part.effect for part in parts)
+    return replace(
+        found,
+        rivals=found.rivals._replace(ways=tuple(ways)),
         parts=parts,
         groups=groups,
         pairs=part_runs.pairs(again, parts, total),
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         edges=edges[: again.listed],
-        sinks=rerun.resting(again.based[0].run, len(reading.tokens) - 1),
-        based=again.based,
         numbers=head_runs.other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
-        estimate=Estimate(
-            by_token, by_head, heads_run, total, total - sum(part.effect for part in parts), points, missed
-        ),
+        estimate=Estimate(by_token, by_head, heads_run, total, gap, points, missed),
     )

@@ -121,7 +121,7 @@ class Explanation(Tabular, Framing):
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
     heads: list[HeadEffect]  # the strongest in a run first
     edges: list[EdgeEffect]  # the strongest in a run first
-    numbers: Sequence[OtherNumber]  # what the same runs say of each token of the answer, or of other next tokens
+    numbers: Sequence[OtherNumber]  # what the same runs say of each word of the answer, or of other next tokens
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
     edits: tuple[Edit, ...]  # of the attention, in force in all runs

@@ -1,6 +1,7 @@
-"""What `ch.explain` runs for heads and edges, in the rows that answer, and what the runs say of each token or rival."""
+"""What `ch.explain` runs for heads and edges, in the rows that answer, and what the runs say of each word or rival."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -9,8 +10,9 @@ from clearhead.explaining import rerun
 from clearhead.explaining.part_runs import Again, candidate
 from clearhead.explaining.rerun import Edge, Rerun, kept, likely
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, OtherNumber
+from clearhead.watching.pieces import words
 
-_ESTIMATED = 20  # edges that each estimate names for a run
+_ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
 
 
 def heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
@@ -64,18 +66,27 @@ def other_numbers(
     without: dict[Edge, Rerun],
     shape: tuple[tuple[int, ...], int],
 ) -> list[OtherNumber]:
-    """What the runs say of each token of the answer, or, of a single token, of it rather than other likely ones."""
+    """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones."""
     target = again.based[0].target
     logits, answer, several = _logits(again), target.answer, len(target.answer) > 1
-    if not several and (target.against is not None or len(again.based) > 1):
-        return []  # it is about two answers already
+    texts = list(map(again.model.tokenizer.text, answer))
+    spans = [[row for row, _ in word] for _, word in groupby(enumerate(words(texts)), lambda pair: pair[1])]
+    if (several and len(spans) == 1) or (not several and (target.against is not None or len(again.based) > 1)):
+        return []  # it is one word, or about two answers already
     ahead = [[i for i in row if i != token] for row, token in zip(likely(logits).tolist(), answer, strict=True)]
-    asked = [(row, others[0]) for row, others in enumerate(ahead)] if several else [(0, other) for other in ahead[0]]
+    asked = [(rows[0], ahead[rows[0]][0]) for rows in spans] if several else [(0, other) for other in ahead[0]]
 
     def said(now: Rerun) -> Array:
-        return now.odds if several else np.array([now.logits[answer[0]] - now.logits[other] for _, other in asked])
+        if not several:
+            return np.array([now.logits[answer[0]] - now.logits[other] for _, other in asked])
+        sums = np.array([log_p(now, rows) for rows in spans])
+        return np.asarray(sums - np.log(np.maximum(-np.expm1(sums), np.finfo(np.float64).tiny)))
 
-    base = said(kept(again.based[0], 0.0, logits))
+    def log_p(now: Rerun, rows: list[int]) -> float:
+        return float(-np.logaddexp(0.0, -now.odds[rows]).sum())
+
+    run = kept(again.based[0], 0.0, logits)
+    base = said(run)
     by_head, by_part = np.full((len(asked), *shape[0]), np.nan), np.full((len(asked), shape[1]), np.nan)
     for (layer, head), now in off.items():
         by_head[:, layer, head] = said(now) - base
@@ -84,14 +95,16 @@ def other_numbers(
             by_part[:, places[0]] = said(now) - base
     edges: list[list[EdgeEffect]] = [[] for _ in asked]
     for edge, now in without.items():
-        for listed, (row, _), change in zip(edges, asked, said(now) - base, strict=True):
-            if edge.query == target.rows[row]:
-                share = float(1 / (1 + np.exp(-now.odds[row])))
+        place = edge.query - target.rows.start
+        for listed, rows, change in zip(edges, spans if several else spans * len(asked), said(now) - base, strict=True):
+            if place in rows:
+                share = float(np.exp(log_p(now, rows)))
                 listed.append(EdgeEffect(*edge, weight_of(again, edge), np.nan, float(change), share, np.nan))
-    ones, others = (
-        [candidate(again.model, logits[row], i) for row, i in some]
-        for some in ([(row, answer[row]) for row, _ in asked], asked)
-    )
+    others = [candidate(again.model, logits[row], i) for row, i in asked]
+    ones = [candidate(again.model, logits[row], answer[row]) for row, _ in asked]
+    for place, rows in enumerate(spans if several else ()):
+        share = float(np.exp(log_p(run, rows)))
+        ones[place] = ones[place]._replace(text="".join(texts[row] for row in rows), probability=share)
     ranked = [sorted(some, key=lambda edge: -abs(edge.truth)) for some in edges]
     return list(map(OtherNumber, ones, others, by_head, by_part, ranked))
 
@@ -103,10 +116,10 @@ def _logits(again: Again) -> Array:
 
 
 def of_later_tokens(again: Again, off: dict[tuple[int, int], Rerun]) -> list[tuple[tuple[int, int], int, int]]:
-    """Of each token of the answer but the first the heads that did most: (head, row, how many keys)."""
+    """Of each token of the answer but the first the heads that did most: (head, row, how many keys); of many, none."""
     target, places = again.based[0].target, list(off)
     changes = np.abs(np.stack([off[place].odds for place in places]) - target.odds_of_each(_logits(again)))
-    order = np.argsort(-changes, axis=0, kind="stable")[: again.listed]
+    order = np.argsort(-changes, axis=0, kind="stable")[: min(again.listed, _LATER // len(target.answer))]
     return [(places[place], row, 1) for row in range(1, len(target.answer)) for place in order[:, row].tolist()]
 
 

@@ -14,7 +14,7 @@ from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 Place = TypeVar("Place", bound=tuple[int, ...])  # a layer first
-_FIRST = 8
+_FIRST, _ANSWER = 8, 32  # heads that a model in PyTorch runs; tokens of an answer of which all heads are run
 _NEUTRAL = (
     "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
 )
@@ -143,10 +143,11 @@ def each_off(
 ) -> dict[tuple[int, int], Rerun]:
     """Runs without each head in the rows that answer, by layer and head.
 
-    A model in PyTorch runs only the `count` heads of the largest effects, (layers, heads).
+    A model in PyTorch, and of a long answer any, runs only the `count` heads of the largest effects, (layers, heads).
     """
+    all_run = model.config.shares_runs and sum(len(one.target.rows) for one in based) <= _ANSWER
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
-    chosen = [divmod(place, effects.shape[1]) for place in (order if model.config.shares_runs else order[:count])]
+    chosen = [divmod(place, effects.shape[1]) for place in (order if all_run else order[:count])]
     return dict(zip(chosen, heads_off(model, based, chosen, edits), strict=True))
 
 

@@ -54,12 +54,12 @@ class PairEffect(NamedTuple):
 
 
 class OtherNumber(NamedTuple):
-    """Another question, answered by the same runs: one token of the answer, or the answer rather than another token.
+    """Another question, answered by the same runs: one word of the answer, or the answer rather than another token.
 
-    token, against   the token after what stands before it, and the one that it is compared with, or its runner-up there
+    token, against   the word after what stands before it, and the token that it is compared with, or its runner-up
     by_head   what its number changes by when each head is off, (layers, heads)
     by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
-    edges     of the row that says the token, the strongest first; `truth` and `share` are the token's, others NaN
+    edges     of the rows that say the word, the strongest first; `truth` and `share` are the word's, others NaN
     """
 
     token: Candidate

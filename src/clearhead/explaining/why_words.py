@@ -9,6 +9,7 @@ from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answers import WORD, decides, probability
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
+from clearhead.models.model import SHIPPED
 from clearhead.spelling import bare, cells, cut, spelled
 from clearhead.tables import Table
 from clearhead.words import Language, say
@@ -120,7 +121,9 @@ def answer_line(seen: Any, language: Language, width: int) -> str:
 
 
 def strange(seen: Any) -> bool:
-    """Is the text far from what the shipped model was trained on: are its tokens that surprising?"""
+    """Does the shipped model explain a text that is far from what it was trained on, whose tokens surprise it?"""
+    if seen.model.name != SHIPPED:
+        return False
     ids = [token.id for token in seen.tokens]
     logits = np.asarray(seen.based[0].run.logits[: len(ids) - 1], np.float64)
     chosen = logits[np.arange(len(ids) - 1), ids[1:]]
@@ -136,10 +139,16 @@ def part_lines(seen: Any, language: Language, count: int | None = None) -> list[
 
 
 def head_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
-    """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each."""
+    """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each.
+
+    The head that carries the answer is among them, however few they are.
+    """
     least = CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
-    lines = []
-    for one in [one for one in seen.heads if one.truth < min(least, 0.0)][:count]:
+    lines, carrier = [], seen.carrier
+    some = [one for one in seen.heads if one.truth < min(least, 0.0)][:count]
+    if carrier is not None and carrier not in some:
+        some[-1:] = [carrier]
+    for one in some:
         through = one.edge is not None and 2 * one.edge.truth <= one.truth
         facts = {"head": f"{one.layer}.{one.head}", "edge": _edge(seen, one.edge) if through else ""}
         key = "why needed off" if one.needed else "why edge off" if through else "why head off"

@@ -194,13 +194,17 @@ class Decoder:
         """The name of the matrix whose products are the logits."""
         return "token_embd.weight" if self.config.tied else "output.weight"
 
-    def steps(self, ids: Sequence[int]) -> Generator[Array, list[int], None]:
+    def steps(self, ids: Sequence[int], past: Sequence[tuple[Array, Array]] = ()) -> Generator[Array, list[int], None]:
         """The logits after the last token, (vocabulary,), step by step; each step is sent the tokens that follow.
 
-        Keys and values are kept, so that a step takes its own tokens through the layers only.
+        Keys and values are kept, so that a step takes its own tokens through the layers only; `past` has each layer's
+        of the first tokens.
         """
         cache = [KeysValues() for _ in range(self.config.layers)]
-        start, new = 0, list(ids)
+        start = min(past[0][0].shape[1], len(ids) - 1) if past else 0
+        new = list(ids[start:])
+        for kept, (k, v) in zip(cache, past, strict=False):
+            kept.grown(k[:, :start], v[:, :start])
         while True:
             hidden = self.embedded(new, start)
             for number, kept in enumerate(cache):
@@ -214,9 +218,9 @@ class Decoder:
             start += len(new)
             new = yield self.logits(hidden[-1])
 
-    def likeliest(self, ids: Sequence[int]) -> Iterator[int]:
+    def likeliest(self, ids: Sequence[int], past: Sequence[tuple[Array, Array]] = ()) -> Iterator[int]:
         """The ids that the model puts after these, each the likeliest, without end."""
-        steps = self.steps(ids)
+        steps = self.steps(ids, past)
         token = int(np.argmax(next(steps)))
         while True:
             yield token

@@ -65,7 +65,15 @@ class HubModel:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
         return {}
 
-    def generate(self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False) -> list[int]:
+    def generate(
+        self,
+        ids: list[int],
+        count: int,
+        each: Each = iter,
+        *,
+        ends: bool = False,
+        run: ForwardPass | None = None,  # noqa: ARG002
+    ) -> list[int]:
         """The ids that the model puts after these, as `Model.generate`. Raises RuleError, ShapeError."""
         import torch
 

@@ -55,15 +55,18 @@ class Model:
         result = {f"w_{letter}": weights[f"{name}.weight"].T for letter, name in names.items()}
         return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
 
-    def generate(self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False) -> list[int]:
+    def generate(
+        self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
+    ) -> list[int]:
         """The ids that the model puts after these, each the likeliest (greedy); `each` iterates over them.
 
         ends   stop before the token that ends a text; else there are `count`
+        run    of the first ids, whose keys and values are not computed again
         Raises ShapeError for too many.
         """
         self.tokenizer.fits(len(ids) + count)
         made, last = list[int](), self.tokenizer.last if ends else None
-        for _, token in zip(each(range(count)), self.decoder.likeliest(ids), strict=False):
+        for _, token in zip(each(range(count)), self.decoder.likeliest(ids, run.past if run else ()), strict=False):
             if token == last:
                 break
             made.append(token)

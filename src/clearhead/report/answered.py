@@ -1,7 +1,8 @@
 """Why an answer, in the terminal: the question, the parts of the text, edges and heads, a conclusion, both ways."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,45 +15,84 @@ from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why_lists import Trust
 from clearhead.report.cells import colourful, label, note, rgb, table, title
-from clearhead.report.console import folded, sections
+from clearhead.report.console import folded, put, sections
 from clearhead.report.explained import about, more_note, split_note
 from clearhead.report.streams import printable, shown
 from clearhead.tables import Table, bars
 from clearhead.words import Language, of_locale, say
 
-_LINES = 22  # of the first screen
-_COUNTS = ((5, 4), (5, 3), (4, 3), (4, 2), (3, 2), (2, 2), (2, 1), (1, 1))  # parts and heads on it: the most that fit
+_LINES, _BEFORE, _LEAST = 22, 12, 4  # of the first screen, of these before the heads, and of the parts' lines
+_PARTS, _HEADS = 5, 4  # on it at most
 _BAR, _NAME = 10, 23
 _FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
 
 
+def begin(console: Console, seen: Explanation, language: Language, *, whole: bool) -> None:
+    """Print what is known so far, as `show` does: the answer, then, unless `whole`, what hiding each part did."""
+    if any(part.hidden is not None for part in seen.parts):
+        if not whole:
+            console.print()
+            put(console, _part_lines(console, seen, language))
+    else:
+        put(console, _opening(console, seen, language, whole=whole))
+
+
 def show(
-    console: Console, seen: Explanation, language: Language, *, whole: bool, more: bool, trust: Trust | None
+    console: Console,
+    seen: Explanation,
+    language: Language,
+    *,
+    whole: bool,
+    more: bool,
+    trust: Trust | None,
+    begun: bool = False,
 ) -> None:
     """Print the answer on one screen, in sentences, or with `whole` tables of all parts, heads and edges listed.
 
-    more   end with the options that show more
+    more    end with the options that show more
+    begun   `begin` has printed the answer and the parts
     """
     last = [more_note(seen.carrier or seen.strongest, language)] * more
     if trust is not None:
         score = "–" if trust.score is None else fixed(trust.score, 2, 9)
         last.insert(0, note(say(language, "why trust", masks=trust.masks, score=score)))
-    said = [Text(shown(sentence)) for sentence in why_words.conclusion(seen, language)]
+    said = [*map(Text, map(shown, why_words.conclusion(seen, language))), *last]
+    before = [_opening(console, seen, language, whole=whole)]
     if whole:
-        sections(console, map(iter, [*_tables(console, seen, language), [*said, *last]]))
-        return
-    opening = _opening(console, seen, language)
-    for parts, heads in _COUNTS:
-        causes = why_words.part_lines(seen, language, parts), why_words.head_lines(seen, language, heads)
-        screen = [opening, *([Text(shown(line)) for line in lines] for lines in causes if lines), [*said, *last]]
-        if sum(len(folded(console, line)) for part in screen for line in part) + len(screen) - 1 <= _LINES:
+        after = [*_tables(console, seen, language), said]
+    else:
+        before.append(_part_lines(console, seen, language))
+        room = _LINES - _height(console, *before, said) - 1
+        after = [_fitting(console, partial(why_words.head_lines, seen, language), _HEADS, room), said]
+    if begun:
+        console.print()
+    sections(console, map(iter, after if begun else before + after))
+
+
+def _part_lines(console: Console, seen: Explanation, language: Language) -> list[Text]:
+    room = max(_LEAST, _BEFORE - 1 - _height(console, _opening(console, seen, language, whole=False)))
+    return _fitting(console, partial(why_words.part_lines, seen, language), _PARTS, room)
+
+
+def _fitting(console: Console, sentences: Callable[[int], list[str]], most: int, room: int) -> list[Text]:
+    """The sentences about as many causes as there is room for, at least about one."""
+    lines: list[Text] = []
+    for count in range(most, 0, -1):
+        lines = [Text(shown(line)) for line in sentences(count)]
+        if _height(console, lines) <= room:
             break
-    sections(console, map(iter, screen))
+    return lines
 
 
-def _opening(console: Console, seen: Explanation, language: Language) -> list[Text]:
-    """The text and its answer, what else is likely, the model."""
-    made = [title(shown(why_words.answer_line(seen, language, console.width)))]
+def _height(console: Console, *parts: list[Text]) -> int:
+    """The lines of these parts of a screen, with one between each two."""
+    return sum(len(folded(console, line)) for part in parts for line in part) + len(parts) - 1
+
+
+def _opening(console: Console, seen: Explanation, language: Language, *, whole: bool) -> list[Text]:
+    """The text and its answer, or with `whole` the question; what else is likely, the model."""
+    opening = why_words.question(seen, language) if whole else why_words.answer_line(seen, language, console.width)
+    made = [title(shown(opening))]
     if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
         made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
     made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]
@@ -61,7 +101,6 @@ def _opening(console: Console, seen: Explanation, language: Language) -> list[Te
 
 def _tables(console: Console, seen: Explanation, language: Language) -> Iterator[list[Text]]:
     """All parts, heads and edges that were listed, with their numbers."""
-    yield [title(shown(why_words.question(seen, language))), *_opening(console, seen, language)[1:]]
     yield [*_parts(console, seen, language, why_words.parts_table(seen, language, effects=True))]
     for kind, some in (("carried", seen.heads), ("edges", seen.edges)):
         yield [*_causes(console, why_words.causes_table(seen, language, kind, some))]
