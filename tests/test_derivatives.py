@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.errors import FileError, RuleError, SelectionError, ShapeError
-from clearhead.explaining.derivatives import derivatives, difference, target_of
+from clearhead.errors import FileError, ShapeError
+from clearhead.explaining.answers import Target
 from clearhead.models.decoder import Decoder
 from clearhead.models.folder import config_of
 from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.model import Model, load
-from clearhead.models.protocol import ForwardPass
+from clearhead.models.protocol import Variant
 from clearhead.models.weights import Weights
 from dense_gpt2 import gpt2_weights, random_peer, with_gpt2_weights
 from programs import peak_of
@@ -69,8 +69,14 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     return with_gpt2_weights(Model("random", Decoder(config, Weights({}, 0)), None), weights)
 
 
-def z_of(model, ids, target, edits=()):
-    return difference(model, model.run(ids, edits=edits).hidden[-1][target.position], target)
+def z_of(model, target, edits=()):
+    return target.value(model.run(target.ids, edits=edits).logits[target.rows.start :])[0]
+
+
+def derivatives(model, target, edits=()):
+    """Of each layer, the first one first, the derivatives of the target's number."""
+    back = model.differentiated(target.ids, [Variant(edits)], target.rows, lambda rows: target.value(rows)[1])
+    return [part for _, _, part in back][::-1]
 
 
 def with_added(model, name, x):
@@ -124,63 +130,39 @@ def test_derivatives_with_edits_are_finite_differences(trial):
     ids = rng.integers(0, model.config.vocabulary, n).tolist()
     edits = drawn_edits(rng, model, n) if rng.integers(4) else ()
     run = model.run(ids, edits=edits)
-    target = target_of(run, position=int(rng.integers(n)))
-    result = derivatives(model, run, target)
-    largest = max(float(np.abs(x).max()) for x in (result.embeddings, *(layer.g for layer in result.layers)))
+    answer = tuple(rng.integers(0, model.config.vocabulary, rng.integers(1, n)).tolist())
+    target = (
+        Target(ids, answer[:1], (answer[0] + 1) % 23, odds=False)
+        if rng.integers(2)
+        else Target(ids, answer, None, odds=True)
+    )
+    layers = derivatives(model, target, edits)
+    largest = max(float(np.abs(x).max()) for x in (layers[0].residual, *(layer.g for layer in layers)))
 
     def check(derivative, moved):
         np.testing.assert_allclose(derivative, slope_of(moved), rtol=1e-6, atol=1e-7 * max(1.0, largest))
 
     def moved_by(name, along):
-        return lambda step: z_of(with_added(model, name, step * along), ids, target, edits)
+        return lambda step: z_of(with_added(model, name, step * along), target, edits)
 
     along = rng.standard_normal(gpt2_weights(model)["wpe.weight"].shape)
-    check((result.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
-    for number, (layer, ran) in enumerate(zip(result.layers, run.layers, strict=True)):
+    check((layers[0].residual * along[:n]).sum(), moved_by("wpe.weight", along))
+    for number, (layer, ran) in enumerate(zip(layers, run.layers, strict=True)):
         along = rng.standard_normal((model.config.heads, 1, layer.g.shape[-1]))
         mass = ch.AttentionMatrix(ran.q, ran.k, **ran.rules) @ np.ones(n)  # 0 for a row that sees nothing
         check((layer.g * along * mass[..., None]).sum(), moved_by(f"h.{number}.attn.b_v", along.ravel()))
         head = int(rng.integers(model.config.heads))
         place = {"layers": [number], "heads": [head]}
         check(
-            result.heads()[number, head],
-            lambda step, place=place: z_of(model, ids, target, (*edits, ch.scaled(1 + step, **place))),
+            (layer.g * layer.attended.output)[head].sum(),
+            lambda step, place=place: z_of(model, target, (*edits, ch.scaled(1 + step, **place))),
         )
-
-
-def test_what_has_no_derivative_is_refused_by_name():
-    rng = fresh()
-    model = drawn(rng)
-    run = model.run([1, 2, 3])
-    for edit in (ch.cut(keys=(1,), rest="first"), ch.off(to="mean")):
-        again = model.run([1, 2, 3], edits=(edit,))
-        with pytest.raises(RuleError, match=rf"^{edit.kind}\(.*no derivative is taken through this edit"):
-            derivatives(model, again, target_of(again))
-    with pytest.raises(RuleError, match="the run has no residual stream"):
-        derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))
-    with pytest.raises(RuleError, match="the model gives no next token"):
-        target_of(ForwardPass(run.layers, None))
-    for wrong in ({"token": 23}, {"against": -24}, {"position": 3}):
-        with pytest.raises(SelectionError, match=f"{next(iter(wrong))} .* is outside"):
-            target_of(run, **wrong)
-    with pytest.raises(SelectionError, match="token and against are both 4"):
-        target_of(run, token=4, against=4)
-
-
-def test_derivatives_that_are_not_finite_are_an_error():
-    model = drawn(fresh())
-    x = gpt2_weights(model)["h.0.attn.c_proj.weight"]
-    huge = with_added(model, "h.0.attn.c_proj.weight", np.full_like(x, np.inf))
-    run = model.run([1, 2, 3])
-    with pytest.raises(FileError, match="its derivatives are NaN or infinite"):
-        derivatives(huge, run, target_of(run))
 
 
 def test_memory_grows_with_the_tokens_and_not_with_their_square():
     n = 2048
     model = drawn(fresh(), np.float32, layers=1, heads=1, d_model=4, d_mlp=4, positions=n)
-    run = model.run([1] * n)
-    peak = peak_of(lambda: derivatives(model, run, target_of(run)))
+    peak = peak_of(lambda: derivatives(model, Target([1] * n, (2,), 3, odds=False)))
     assert peak < 4 * n * n / 4  # a matrix of float32 is 4·n·n bytes, and an engine works on tiles
 
 

@@ -8,9 +8,10 @@ import pytest
 
 import clearhead as ch
 from browser import axe, number, opened, until
-from clearhead.explaining.derivatives import derivatives, target_of
+from clearhead.explaining.answers import Target
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
+from clearhead.models.protocol import Variant
 from clearhead.view import page as written
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from seeds import fresh
@@ -124,10 +125,11 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     header = json.loads(scripts(seen.to_html())["clearhead"])
     assert all("g" in layer["arrays"] for layer in header["runs"][0]["layers"])
     first = seen.edges[0]
-    run = model.run([token.id for token in model.tokenizer.tokens(TEXT)])
-    made = derivatives(model, run, target_of(run, seen.rivals.token.id, seen.rivals.against.id))
-    layer = run.layers[first.layer]
-    cuts = ch.AttentionMatrix(layer.q, layer.k, causal=True).cut_effects(layer.v, made.layers[first.layer].g)
+    ids = [token.id for token in model.tokenizer.tokens(TEXT)]
+    lead = Target(ids, (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
+    back = model.differentiated(ids, [Variant()], lead.rows, lambda rows: lead.value(rows)[1])
+    made = next(part for layer, _, part in back if layer == first.layer)
+    cuts = ch.AttentionMatrix(made.attended.q, made.attended.k, causal=True).cut_effects(made.attended.v, made.g)
     cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
     with opened(running, seen.to_html(), wait=".passage .token[style]", color_scheme="dark", bypass_csp=True) as page:
         for fold in page.locator("details.fold > summary").all():

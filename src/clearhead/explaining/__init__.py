@@ -4,7 +4,6 @@ explain         ch.explain: an answer's parts, heads and edges; explanation: wha
 why_lists       what an explanation lists; why_words: its sentences and tables; why_page: its page
 steps           one head of a run, step by step; head_steps: what that gives; answer_words: what each head does
 answers         the number that is explained; text_parts: the parts; integral: their effects; rerun: runs without them
-derivatives     of the difference of two logits, by every head's output
 forward         a forward pass, one of its heads, all of them for the long page
 editing         edits of attention: checked, in force, and what they moved
 stream          what a run wrote to the residual stream; recorded: the same from a Transformers model's modules

@@ -32,6 +32,16 @@ def checked(edits: Any, layers: int, heads: int, model: str) -> tuple[Edit, ...]
     return read
 
 
+def check_derivatives(edits: Sequence[Edit]) -> None:
+    """Raise RuleError for an edit that no derivative is taken through."""
+    for edit in edits:
+        if edit.rest:
+            raise RuleError(
+                f"{edit}: no derivative is taken through this edit.",
+                "cut, boost, tempered, scaled and off(to='zero') have one.",
+            )
+
+
 def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[Edit, ...]:
     """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not."""
     whole = Text(len(tokens), [pieces(tokens, text)])

@@ -15,7 +15,6 @@ from clearhead.explaining import editing, head_runs, part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.attribution import Way, heads_by_share
 from clearhead.explaining.attribution import way as way_to
-from clearhead.explaining.derivatives import check_edits
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.integral import cuts
@@ -88,9 +87,8 @@ def explain(
     Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
     RuleError for a model without next tokens, for attention that is not causal, and for an edit without a derivative;
     UnknownNameError for another effort; SelectionError for a word that is not there, for parts that overlap or are
-    outside the text, for an edit of what there is not, and where both answers are the same; ShapeError for an empty
-    answer or text, or one that is too long; FileError for a model that cannot be read. O(points + parts) passes,
-    O(tokens) memory.
+    outside the text, for an edit of nothing, and where both answers are the same; ShapeError for an empty answer or
+    text, or one that is too long; FileError for an unreadable model. O(points + parts) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
@@ -101,12 +99,11 @@ def explain(
     from clearhead.models.finding import load_model
 
     check_each(each)
-    loaded = load_model(model)
+    loaded, more = load_model(model), whole_number("generate", generate, 0)
     asked_points = None if points is None else whole_number("points", points, 0)
     most, listed = whole_number("verify", verify, 0), whole_number("count", count, 1)
-    more = whole_number("generate", generate, 0)
     acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
-    check_edits(acting)
+    editing.check_derivatives(acting)
     reading = read(loaded, text)
     halves = part_runs.read_effort(effort, len(reading.tokens))
     where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from clearhead.digits import fixed, percent, rounded
-from clearhead.explaining.answers import probability
+from clearhead.explaining.answers import Target, probability
 from clearhead.explaining.attribution_words import for_page
-from clearhead.explaining.derivatives import derivatives, target_of
 from clearhead.explaining.head_steps import document as explained
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_lists import OtherNumber, plain
 from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
 from clearhead.models.model import Model
+from clearhead.models.protocol import Variant
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
@@ -37,8 +37,9 @@ def document(seen: Any, language: Language) -> Document:
     steps = steps_of_text(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
     g, run = None, seen.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
-        target = target_of(run, seen.rivals.token.id, seen.rivals.against.id)
-        g = [np.asarray(layer.g) for layer in derivatives(seen.model, run, target).layers]
+        lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
+        back = seen.model.differentiated(lead.ids, [Variant(run.edits)], lead.rows, lambda rows: lead.value(rows)[1])
+        g = [part.g for _, _, part in back][::-1]
     made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
     of_run["facts"]["way"] = for_page(seen.rivals.ways)
