@@ -1,7 +1,6 @@
 """Explanations: every number shown is that of the model's run."""
 
 import json
-import re
 from functools import cache
 
 import numpy as np
@@ -98,30 +97,6 @@ def test_the_last_newline_of_a_file_is_not_a_token(tmp_path, capsys):
     (tmp_path / "text").write_text(f"{TEXT}\n\n")
     main(["explain", "--file", str(tmp_path / "text"), "--json", "-"])
     assert json.loads(capsys.readouterr().out)["text"] == f"{TEXT}\n"
-
-
-@pytest.mark.gate
-def test_every_window_of_a_long_text_is_shown(tmp_path, capsys):
-    place, page = tmp_path / "book.txt", tmp_path / "book.html"
-    place.write_text(LINE * 40)
-    assert main(["explain", "--file", str(place)]) == 2
-    assert re.search(
-        r"the text has 559 tokens but the model has 256 positions\. hint: .*--windows", capsys.readouterr().err
-    )
-    assert main(["explain", "--file", str(place), "--windows", "--json", str(tmp_path / "all.json")]) == 0
-    shown = capsys.readouterr().out
-    spans = [(0, 256), (256, 512), (512, 559)]
-    for number, (first, stop) in enumerate(spans, 1):
-        assert f"window {number} of 3: tokens {first} to {stop - 1} of 559, counted from 0\n" in shown
-    parts = json.loads((tmp_path / "all.json").read_text())["windows"]
-    assert [(part["window"]["first"], part["window"]["stop"]) for part in parts] == spans
-    assert "".join(part["text"] for part in parts) == place.read_text().removesuffix("\n")
-    assert main(["explain", "--file", str(place), "--windows", "--html", str(page)]) == 0
-    assert "559 tokens in 3 windows" in capsys.readouterr().out
-    for number, (first, stop) in enumerate(spans, 1):
-        assert f'"name":"{number}/3: {first}\\u2013{stop - 1}"' in page.read_text()
-    assert main(["explain", LINE, "--windows"]) == 2
-    assert "--windows is for the text of a file" in capsys.readouterr().err
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))

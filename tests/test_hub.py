@@ -19,8 +19,7 @@ import clearhead as ch
 from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
 from clearhead.errors import RuleError, SelectionError
-from clearhead.explaining.steps import steps_of_text, steps_of_windows
-from clearhead.explaining.texts import windows
+from clearhead.explaining.steps import steps_of_text
 from clearhead.models import hub
 from clearhead.models import model as gpt2
 from clearhead.models.modules import projections
@@ -247,7 +246,6 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     assert len(steps_of_text(" ".join(["humpty"] * 20), model).tokens) == 20
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
         steps_of_text(" ".join(["humpty"] * 21), model)
-    assert [len(part.tokens) for part in steps_of_windows(model, " ".join(["humpty"] * 45))] == [20, 20, 5]
 
 
 @pytest.fixture
@@ -331,7 +329,7 @@ def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: str):
+def test_a_text_beyond_the_models_positions_is_refused(tmp_path: Path, family: str):
     place, _ = saved(tmp_path, FAMILY[family])
     if family == "bert":  # every window has the special tokens
         inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -349,24 +347,3 @@ def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: st
         ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
     ):
         steps_of_text(text, model)
-    cut = windows(model, text)
-    assert [part.window for part in cut] == [
-        (1, 3, 0, size, len(words)), (2, 3, size, 2 * size, len(words)), (3, 3, 2 * size, len(words), len(words))
-    ]  # fmt: skip
-    texts = [[token.text for token in part.tokens if token.stop > token.start] for part in cut]
-    assert [word for part in texts for word in part] == words
-    assert [part.text for part in cut] == [" ".join(part) for part in texts]
-    for part in cut:
-        assert all(
-            part.text[token.start : token.stop] == token.text for token in part.tokens if token.stop > token.start
-        )
-    alone = steps_of_text(cut[1].text, model, layer=0, head=0)
-    seen = steps_of_windows(model, text, layer=0, head=0)
-    assert len(seen) == 3
-    np.testing.assert_array_equal(seen[1].trace.weights, alone.trace.weights)
-    only = steps_of_windows(model, text, token=str(size + 1))
-    assert [part.window.number for part in only] == [2]
-    assert only[0].tokens[only[0].token].text == words[size + 1]
-    assert steps_of_windows(model, text, token="-1")[0].window.number == 3
-    with pytest.raises(ch.errors.SelectionError, match="token 'egg' is neither a position 0"):
-        steps_of_windows(model, text, token="egg")

@@ -112,7 +112,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "explain": {
         "text": {"metavar": "TEXT", "nargs": "?"},
         "--file": _FILE,
-        "--windows": _FLAG,
         "--exact": _text("L.H,…"),
         "--dtype": _text("NAME"),
         "--chat": _text("MESSAGE"),
@@ -153,7 +152,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "view": {
         "source": _text("FILE|MODEL", nargs="?"),
         "--text-file": _FILE,
-        "--windows": _FLAG,
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,
     },
@@ -167,8 +165,7 @@ EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
-_EDITS = "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head."
-_WINDOWS = "--windows is for the text of a file.", "clearhead explain --file FILE --windows"
+_EDITS = "--cut, --boost and --off are for one run of a text, not for the page of a file's every head."
 _EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
@@ -179,16 +176,14 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),
     ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
-    (f"{_ANY} windows|exact|dtype", "", _LONE, "leave --{name} out."),
-    ("edits windows|page", "", _EDITS, 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
+    (f"{_ANY} exact|dtype", "", _LONE, "leave --{name} out."),
+    ("edits page", "", _EDITS, 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
-    ("windows", "file", *_WINDOWS),
-    ("windows chat", "", *_WINDOWS),
     ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
-    ("alone", "token windows", ""),  # steps without the answer
+    ("alone", "token", ""),  # steps without the answer
     ("alone", "edits", f"steps|{_ANY}"),
     ("steps", "steps all", ""),
     ("steps", "layer head", "edits"),

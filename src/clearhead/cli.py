@@ -104,7 +104,7 @@ def _prompt(options: argparse.Namespace) -> Any:
 def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     """Say why the answer follows, then what more is asked for.
 
-    There are steps alone for a chosen token, windows, edits, what is generated, and a model that says no next token.
+    There are steps alone for a chosen token, edits, what is generated, and a model that says no next token.
     """
     from clearhead.models.finding import load_model
 
@@ -120,16 +120,13 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
                 raise
             steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
     trust = cause.trust() if cause is not None and options.trust else None
-    runs = []
+    seen = None
     page = cause if asked.isdisjoint(("layer", "head")) else None  # which opens with what made the answer
     if steps or way or page is None or ("json" in asked and not of_answer):
-        runs = _seen(options, model, edits, cause if steps or way else None)
-    result = cause if cause is not None and (of_answer or not runs) else runs[0]
+        seen = _seen(options, model, edits, cause if steps or way else None)
+    result: Any = cause if cause is not None and (of_answer or seen is None) else seen
     tried = {} if trust is None else {"trust": trust._asdict()}
-    if options.windows:
-        deliver(options, lambda: {"windows": [seen.to_json() for seen in runs]}, runs[0].save)
-    else:
-        deliver(options, lambda: result.to_json() | tried, (page or result).save)
+    deliver(options, lambda: result.to_json() | tried, (page or result).save)
     if console is None:
         return 0
     from clearhead.report import answered, attribution, changed, explained
@@ -137,19 +134,15 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     if cause is not None:
         whole = bool(options.why or options.all)
         answered.show(console, cause, options.lang, whole=whole, trust=trust, more=not steps, begun=True)
-    elif not steps:
-        explained.show_opening(console, runs[0], options.lang)
-    for seen in runs if steps or way else ():
-        if steps and (cause is not None or seen is not runs[0]):
+    elif not steps and seen is not None:
+        explained.show_opening(console, seen, options.lang)
+    if seen is not None and steps:
+        if cause is not None:
             console.print()
-        if steps:
-            (changed if edits else explained).show(console, seen, options.lang)
-        if way or not edits:
-            attribution.show(
-                console,
-                replace(seen, ways=cause.rivals.ways) if cause and cause.rivals.ways else seen,
-                options.lang,
-            )
+        (changed if edits else explained).show(console, seen, options.lang)
+    if seen is not None and (way or (steps and not edits)):
+        ways = cause.rivals.ways if cause else ()
+        attribution.show(console, replace(seen, ways=ways) if ways else seen, options.lang)
     return 0
 
 
@@ -184,17 +177,15 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any, console: "Consol
     return explain(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"), told=told)
 
 
-def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Explanation | None") -> "list[HeadSteps]":
-    """One token of a text, or of each of its windows, in the chosen head, or in the one that carries the answer."""
-    from clearhead.explaining.steps import steps_of_text, steps_of_windows
+def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Explanation | None") -> "HeadSteps":
+    """One token of a text in the chosen head, or in the one that carries the answer."""
+    from clearhead.explaining.steps import steps_of_text
 
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
     each = partial(progress, what="layers")
-    if options.windows:
-        return steps_of_windows(model, options.text, **chosen, each=each)
     if cause is not None and not edits and not options.generate:
-        return [cause.steps(**chosen)]
-    return [steps_of_text(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)]
+        return cause.steps(**chosen)
+    return steps_of_text(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
 
 
 def _long_page(options: argparse.Namespace) -> int:
@@ -202,14 +193,13 @@ def _long_page(options: argparse.Namespace) -> int:
     from clearhead.view import page
 
     exact = None if options.exact is None else arguments.pairs(options.exact)
-    runs = _runs(options, options.model, options.text)
-    data = page.encoded(_document(options, runs, options.file, exact=exact, dtype=options.dtype))
+    run = _ran(options.model, options.text)
+    data = page.encoded(_document(options, [run], options.file, exact=exact, dtype=options.dtype))
     write_whole(options.html, data)
-    heads, tokens = sum(len(layer.heads) for layer in runs[0].layers), sum(len(run.tokens or ()) for run in runs)
-    sizes = {"layers": len(runs[0].layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
+    heads, tokens = sum(len(layer.heads) for layer in run.layers), len(run.tokens or ())
+    sizes = {"layers": len(run.layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
     if options.html != "-":
-        key = "page of windows" if len(runs) > 1 else "page of a text"
-        print(say(options.lang, key, file=streams.printable(options.html), windows=len(runs), **sizes))
+        print(say(options.lang, "page of a text", file=streams.printable(options.html), **sizes))
     return 0
 
 
@@ -243,19 +233,18 @@ def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **
     return document(runs, PageOptions(title, options.lang, **wish), lambda layers: progress(layers, "heads"))
 
 
-def _runs(options: argparse.Namespace, model: str | None, text: str) -> "list[ShownRun]":
-    """Run a text through a model, in one run, or in one for each window."""
-    from clearhead.explaining.forward import shown_run, shown_windows
+def _ran(model: str | None, text: str) -> "ShownRun":
+    """Run a text through a model."""
+    from clearhead.explaining.forward import shown_run
     from clearhead.models.finding import load_model
 
-    loaded, each = load_model(model), partial(progress, what="layers")
-    return shown_windows(loaded, text, each) if options.windows else [shown_run(loaded, text, each)]
+    return shown_run(load_model(model), text, partial(progress, what="layers"))
 
 
 def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
     """The runs to show: a text through a model, or a file that `seen.save` wrote."""
     if options.text_file is not None:
-        return _runs(options, options.source, read_text(options.text_file))
+        return [_ran(options.source, read_text(options.text_file))]
     if options.source is None:
         raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
     from clearhead.view.display import run_of

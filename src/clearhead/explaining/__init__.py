@@ -9,5 +9,5 @@ editing         edits of attention: checked, in force, and what they moved
 stream          what a run wrote to the residual stream; recorded: the same from a Transformers model's modules
 attribution     what each part of the model adds to a logit, in exact sums; attribution_words: in words
 learning        a recorded training run
-texts           tokens as a reader sees them, and windows of a long text
+texts           tokens as a reader sees them
 """

@@ -11,7 +11,6 @@ from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
 from clearhead.errors import FileError, RuleError, expected
 from clearhead.explaining.stream import NoWay, Stream, of_decoder
-from clearhead.explaining.texts import windows
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
@@ -101,19 +100,7 @@ def steps_of(run: LayerRun) -> Steps:
 
 def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
     """Run a text through a model and keep every layer's attention, for the long page. Raises as `explain`."""
-    return _shown(model, model.tokenizer.tokens(text), model.name, each)
-
-
-def shown_windows(model: LanguageModel, text: str, each: Each = iter) -> list[ShownRun]:
-    """A run for each window of a text of any length, named by its tokens; each as in `shown_run`."""
-    runs = []
-    for _, tokens, w in windows(model, text):
-        assert w is not None
-        runs.append(_shown(model, tokens, f"{w.number}/{w.windows}: {w.first}–{w.stop - 1}", each))
-    return runs
-
-
-def _shown(model: LanguageModel, tokens: list[Token], name: str, each: Each) -> ShownRun:
+    tokens = model.tokenizer.tokens(text)
     run, layers = forward_pass(model, tokens, each), []
     for number, part in enumerate(run.layers):
         matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
@@ -121,4 +108,4 @@ def _shown(model: LanguageModel, tokens: list[Token], name: str, each: Each) -> 
     following = [] if run.logits is None else next_tokens(model, run.logits[len(tokens) - 1], 5)
     facts = {"model": model_line(model), "next": [choice[1:] for choice in following] or None}
     words = {each: {"page": {"next": capitalised(say(each, "next"))}} for each in LANGUAGES}
-    return ShownRun(name, layers, [token.text for token in tokens], header={"facts": facts, "words": words})
+    return ShownRun(model.name, layers, [token.text for token in tokens], header={"facts": facts, "words": words})

@@ -21,7 +21,7 @@ from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import model_line, steps_of
 from clearhead.explaining.stream import NoWay
-from clearhead.explaining.texts import Window, parts_of
+from clearhead.explaining.texts import parts_of
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
@@ -63,7 +63,6 @@ class HeadSteps(Tabular, Framing):
     sinks: int = 0  # heads that give the first token over half of that row's weight
     change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
     generated: int = 0  # how many of the last tokens the model put there
-    window: Window | None = None  # None: the whole text
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
@@ -93,8 +92,7 @@ class HeadSteps(Tabular, Framing):
         """All of it as plain numbers, lists and words; -∞ becomes None."""
         arithmetic = ("scores", "masked", "weights", "contributions", "output")
         shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
-        data: dict[str, Any] = {} if self.window is None else {"window": self.window._asdict()}
-        data |= {
+        data: dict[str, Any] = {
             "model": {"name": self.model.name, **self.model.config.facts()},
             "text": self.text,
             "tokens": [token._asdict() for token in self.tokens],

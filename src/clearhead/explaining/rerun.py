@@ -113,7 +113,7 @@ def heads_off(
 
 def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[float]:
     """What ln p of a token in the second half of a neutral text changes by, on average, without each head there."""
-    ids = [token.id for token in model.tokenizer.windows(_NEUTRAL)[0]]
+    ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
     count = len(ids) // 2
     target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
     based = based_on(target, model.run(target.ids))

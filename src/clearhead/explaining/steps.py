@@ -18,7 +18,7 @@ from clearhead.explaining.forward import check_each, entropy_of, rules_of_head, 
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.rerun import resting, without_heads
 from clearhead.explaining.stream import NoWay, Stream
-from clearhead.explaining.texts import TextPart, find_token, read, token_in, windows
+from clearhead.explaining.texts import Reading, find_token, read
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
 from clearhead.textbook.trace import trace
 
@@ -84,37 +84,10 @@ def steps_of_text(
     reading = read(loaded, text)
     tokens = continued(loaded, reading.tokens, more)
     whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
-    part, asked = TextPart(whole, tokens), _Asked(layer, head, find_token(tokens, whole, token), count)
+    part, asked = Reading(whole, tokens, []), _Asked(layer, head, find_token(tokens, whole, token), count)
     if acting:
         return _edited(loaded, part, asked, each, acting)
     return replace(_explained(loaded, part, asked, each), generated=more)
-
-
-def steps_of_windows(
-    model: LanguageModel,
-    text: str,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
-    token: str | None = None,
-    count: int = 5,
-    each: Each = iter,
-) -> list[HeadSteps]:
-    """`explain` for a text of any length, cut into windows of the model's positions; each is run alone.
-
-    token     a position in the whole text or a word of it: only windows that hold it are explained; None explains the
-              last token of each window
-    Raises as `explain`.
-    """
-    parts = windows(model, text)
-    places = [token_in(part, token) for part in parts]
-    if all(place is None for place in places):
-        most = sum(part.window.stop - part.window.first for part in parts if part.window) - 1
-        raise SelectionError(f"token {token!r} is neither a position 0..{most} nor a word of the text.")
-    pairs = zip(parts, places, strict=True)
-    return [
-        _explained(model, part, _Asked(layer, head, place, count), each) for part, place in pairs if place is not None
-    ]
 
 
 def continued(model: LanguageModel, tokens: list[Token], count: int) -> list[Token]:
@@ -151,7 +124,7 @@ class _Ran(NamedTuple):
     sinks: int
 
 
-def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
+def _ran(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
     for name, value in (("layer", asked.layer), ("head", asked.head)):
         size = getattr(model.config, f"{name}s")
         if value is not None and (not is_whole(value) or not 0 <= value < size):
@@ -161,7 +134,7 @@ def _ran(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits:
     return _Ran(run, stream, entropy_of(run, asked.token), resting(run, asked.token))
 
 
-def _explained(model: LanguageModel, part: TextPart, asked: _Asked, each: Each) -> HeadSteps:
+def _explained(model: LanguageModel, part: Reading, asked: _Asked, each: Each) -> HeadSteps:
     """One run, and the head that did most where layer and head are not chosen."""
     ran = _ran(model, part, asked, each)
     if asked.layer is not None and asked.head is not None:
@@ -173,7 +146,7 @@ def _explained(model: LanguageModel, part: TextPart, asked: _Asked, each: Each) 
     return replace(_explanation(model, part, asked, ran, place), change=float(changes[place]))
 
 
-def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> HeadSteps:
+def _edited(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> HeadSteps:
     """A run with edits, one without, and the edited head that moved furthest."""
     placed = editing.by_position(edits, part.tokens, part.text)
     after = _ran(model, part, asked, each, placed)
@@ -186,7 +159,7 @@ def _edited(model: LanguageModel, part: TextPart, asked: _Asked, each: Each, edi
     return replace(changed, edits=edits, before=without, moved=effects)
 
 
-def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> HeadSteps:
+def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> HeadSteps:
     (layer, head), (run, stream, entropy, _) = place, ran
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
@@ -210,7 +183,6 @@ def _explanation(model: LanguageModel, part: TextPart, asked: _Asked, ran: _Ran,
         row=steps.token(asked.token),
         entropy=entropy,
         sinks=ran.sinks,
-        window=part.window,
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),

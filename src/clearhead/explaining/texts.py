@@ -1,4 +1,4 @@
-"""A text's tokens as a reader sees them: their names, the token that a word or a number stands for, and windows."""
+"""A text's tokens as a reader sees them: their names, and the token that a word or a number stands for."""
 
 import re
 from contextlib import suppress
@@ -26,24 +26,6 @@ class Split(NamedTuple):
     character: str
     parts: int
     characters: int
-
-
-class Window(NamedTuple):
-    """The part of a longer text that was run: window `number`, from 1, tokens `first` to `stop` - 1, from 0."""
-
-    number: int
-    windows: int  # in all
-    first: int
-    stop: int
-    tokens: int  # of the whole text
-
-
-class TextPart(NamedTuple):
-    """A text that is run at once: its tokens with their positions in it, and which window of a longer text it is."""
-
-    text: str
-    tokens: list[Token]
-    window: Window | None = None
 
 
 class Reading(NamedTuple):
@@ -134,33 +116,3 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
         f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
         f"the tokens are: {names}",
     )
-
-
-def windows(model: LanguageModel, text: str) -> list[TextPart]:
-    """A text cut into windows that do not overlap; special tokens, which each window has, are not counted."""
-    cut = model.tokenizer.windows(text)
-    sizes = [sum(token.stop > token.start for token in tokens) for tokens in cut]
-    parts, first = [], 0
-    for number, (tokens, size) in enumerate(zip(cut, sizes, strict=True), start=1):
-        start = min((token.start for token in tokens if token.stop > token.start), default=0)
-        stop = max((token.stop for token in tokens), default=0)
-        moved = [token._replace(start=max(0, token.start - start), stop=max(0, token.stop - start)) for token in tokens]
-        parts.append(TextPart(text[start:stop], moved, Window(number, len(cut), first, first + size, sum(sizes))))
-        first += size
-    return parts
-
-
-def token_in(part: TextPart, token: str | None) -> int | None:
-    """The index in a window of a token that is given for the whole text; None where the window does not hold it."""
-    if token is None:
-        return len(part.tokens) - 1
-    places = [place for place, each in enumerate(part.tokens) if each.stop > each.start]
-    assert part.window is not None
-    with suppress(ValueError):
-        number = int(token)
-        if -part.window.tokens <= number < part.window.tokens:
-            place = number % part.window.tokens - part.window.first
-            return places[place] if 0 <= place < len(places) else None
-    with suppress(SelectionError):
-        return find_token(part.tokens, part.text, token)
-    return None

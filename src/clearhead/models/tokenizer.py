@@ -47,26 +47,12 @@ class Tokenizer:
         cut = self._tokens(self.encoder.encode(text, add_special_tokens=False), text)
         return text, self._fitting(marked(cut, text, read))
 
-    def windows(self, text: str) -> list[list[Token]]:
-        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
-
-        `start` and `stop` of a token count from the start of the whole text. Raises ShapeError when it is empty.
-        """
-        if self.positions is None:
-            return [self.tokens(text)]
-        self.encoder.enable_truncation(self.positions)
-        try:
-            encoded = self.encoder.encode(text)
-        finally:
-            self.encoder.no_truncation()
-        return [self._tokens(part, text) for part in (encoded, *encoded.overflowing)]
-
     def fits(self, tokens: int) -> None:
         """Raise ShapeError for more tokens than the model has positions."""
         if self.positions is not None and tokens > self.positions:
             raise ShapeError(
                 f"the text has {tokens} tokens but the model has {self.positions} positions.",
-                "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
+                "take a part of it, or with --model one with more positions: "
                 "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
             )
 

@@ -46,8 +46,6 @@ def more_note(seen: HeadSteps | HeadEffect, language: Language) -> Text:
 
 def answer(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
     """What the token attends to, what follows it, what heads do."""
-    if seen.window is not None:
-        yield title(say(language, "window", **seen.window._asdict(), last=seen.window.stop - 1))
     weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
     yield title(shown(attending(seen, language)))
     if "sinks" in seen.run.rules:
