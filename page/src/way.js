@@ -27,7 +27,7 @@ export function showWay(id) {
 export function waySection(s) {
   const { words: both, position } = s.facts.way;
   /** @type {Choice[]} */
-  const choices = s.facts.way.choices ?? [];
+  const choices = s.facts.way.choices;
   const words = both[s.shell.language()];
   const [title, body] = [h("span"), h("div")];
   const named = (/** @type {Choice} */ { text }) => isolated(spelled(text, 20));
@@ -55,8 +55,7 @@ export function waySection(s) {
     body.replaceChildren(h("div.picks", picks), constant, wayOf(s, words, texts, chosen, other, opened));
     body.append(h("p.aside", notes));
   };
-  if (choices.length) draw();
-  else (body.append(words.no), title.append(words.title));
+  draw();
   return section(s, { id: "way", symbol: "Σ", title, says: () => "", body: () => body });
 }
 

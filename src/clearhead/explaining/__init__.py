@@ -6,7 +6,7 @@ steps           one head of a run, step by step; head_steps: what that gives; an
 answers         the number that is explained; text_parts: the parts; integral: their effects; rerun: runs without them
 forward         a forward pass, one of its heads, all of them for the long page
 editing         edits of attention: checked, in force, and what they moved
-stream          what a run wrote to the residual stream; recorded: the same from a Transformers model's modules
+stream          what a run wrote to the residual stream
 attribution     what each part of the model adds to a logit, in exact sums; attribution_words: in words
 learning        a recorded training run
 texts           tokens as a reader sees them

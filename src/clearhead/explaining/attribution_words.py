@@ -5,7 +5,6 @@ from typing import Any
 
 from clearhead.digits import rounded, significant
 from clearhead.explaining.attribution import Way, WayNorm, WayPart
-from clearhead.explaining.stream import NoWay
 from clearhead.textbook.page import capitalised
 from clearhead.words import LANGUAGES, Language, say
 
@@ -42,23 +41,20 @@ def notes(way: Way, language: Language) -> list[str]:
     return [exact, *means, *cap]
 
 
-def for_page(ways: Sequence[Way], no_way: NoWay | None = None) -> dict[str, Any] | None:
+def for_page(ways: Sequence[Way]) -> dict[str, Any] | None:
     """The numbers of all ways, and the words in both languages, of which the page puts in the texts of the tokens."""
-    if ways:
-        return {
-            "position": ways[0].position,
-            "parts": [{"kind": part.kind, "layer": part.layer} for part in ways[0].parts],
-            "choices": [
-                {"id": way.token, "text": way.text, "logit": way.logit}  # what is added up has two decimals
-                | {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
-                for way in ways
-            ],
-            "words": {language: _words(ways[0], language) for language in LANGUAGES},
-        }
-    if no_way is None:
+    if not ways:
         return None
-    reasons = {language: capitalised(no_way.said(language), language) for language in LANGUAGES}
-    return {"words": {each: {"title": say(each, "way heading"), "no": why} for each, why in reasons.items()}}
+    return {
+        "position": ways[0].position,
+        "parts": [{"kind": part.kind, "layer": part.layer} for part in ways[0].parts],
+        "choices": [
+            {"id": way.token, "text": way.text, "logit": way.logit}  # what is added up has two decimals
+            | {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
+            for way in ways
+        ],
+        "words": {language: _words(ways[0], language) for language in LANGUAGES},
+    }
 
 
 def _words(way: Way, language: Language) -> dict[str, Any]:

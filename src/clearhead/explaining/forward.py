@@ -10,8 +10,6 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
 from clearhead.errors import FileError, RuleError, expected
-from clearhead.explaining.stream import NoWay, Stream, of_decoder
-from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, LayerRun, Token, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
@@ -44,21 +42,6 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: S
     if not finite:
         raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
     return run
-
-
-def with_stream(
-    model: LanguageModel, tokens: list[Token], each: Each, position: int, edits: Sequence[Edit] = ()
-) -> tuple[ForwardPass, Stream | NoWay | None]:
-    """The forward pass, and the residual stream at one position; None where the model says no next token."""
-    if isinstance(model, Model):
-        run = forward_pass(model, tokens, each, edits)
-        return run, of_decoder(model, [token.id for token in tokens], run, position)
-    from clearhead.explaining.recorded import of_transformers, recorded
-    from clearhead.models.hub import HubModel
-
-    with recorded(cast("HubModel", model).inner, model.config.layers, position) as recording:
-        run = forward_pass(model, tokens, each, edits)
-    return run, None if run.logits is None else of_transformers(recording, run)
 
 
 def entropy_of(run: ForwardPass, token: int) -> Array:

@@ -20,7 +20,6 @@ from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import model_line, steps_of
-from clearhead.explaining.stream import NoWay
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
@@ -66,7 +65,6 @@ class HeadSteps(Tabular, Framing):
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
-    no_way: NoWay | None = None  # why there are none
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "HeadSteps | None" = None  # with edits: the run without them
     moved: Moved | None = None  # and what they moved
@@ -116,7 +114,6 @@ class HeadSteps(Tabular, Framing):
             "check": self.trace.check._asdict(),
             "way": None if self.way is None else self.way.to_json(),
             "ways": [each.to_json() for each in self.ways],
-            "no_way": None if self.no_way is None else self.no_way.said("en"),
         }
         if self.before is not None and self.moved is not None:
             factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
@@ -188,7 +185,7 @@ def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, A
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
         "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
-        "way": for_page(seen.ways, seen.no_way),
+        "way": for_page(seen.ways),
         "looks": {"query": seen.token, "heads": looks},
         "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
     }

@@ -12,13 +12,14 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.explaining import editing
-from clearhead.explaining.attribution import way
+from clearhead.explaining.attribution import Way, way
 from clearhead.explaining.editing import moved
-from clearhead.explaining.forward import check_each, entropy_of, rules_of_head, steps_of, with_stream
+from clearhead.explaining.forward import check_each, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.rerun import resting, without_heads
-from clearhead.explaining.stream import NoWay, Stream
+from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.texts import Reading, find_token, read
+from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
 from clearhead.textbook.trace import trace
 
@@ -113,13 +114,12 @@ class _Asked(NamedTuple):
 
 
 class _Ran(NamedTuple):
-    """A run, its residual stream at the token, and the entropy of the token's row, (layers, heads).
+    """A run, and the entropy of the token's row, (layers, heads).
 
     sinks   how many heads give the first token over half of that row's weight
     """
 
     run: ForwardPass
-    stream: Stream | NoWay | None
     entropy: Array
     sinks: int
 
@@ -130,8 +130,8 @@ def _ran(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edits: 
         if value is not None and (not is_whole(value) or not 0 <= value < size):
             where = f"{name} {shown(value)} is outside 0..{size - 1}"
             raise SelectionError(f"{where}: the model has {size} {name}s.")
-    run, stream = with_stream(model, part.tokens, each, asked.token, edits)
-    return _Ran(run, stream, entropy_of(run, asked.token), resting(run, asked.token))
+    run = forward_pass(model, part.tokens, each, edits)
+    return _Ran(run, entropy_of(run, asked.token), resting(run, asked.token))
 
 
 def _explained(model: LanguageModel, part: Reading, asked: _Asked, each: Each) -> HeadSteps:
@@ -160,12 +160,15 @@ def _edited(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edit
 
 
 def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> HeadSteps:
-    (layer, head), (run, stream, entropy, _) = place, ran
+    (layer, head), (run, entropy, _), ways = place, ran, list[Way]()
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
     steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
     choices = [] if run.logits is None else [next_tokens(model, row, max(1, asked.most)) for row in run.logits]
     after = choices[asked.token] if choices else []
+    if isinstance(model, Model):  # whose parts add up
+        stream = of_decoder(model, [token.id for token in part.tokens], run, asked.token)
+        ways = [way(stream, choice.id, choice.text) for choice in after]
     return HeadSteps(
         model=model,
         text=part.text,
@@ -186,8 +189,7 @@ def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, 
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),
-        ways=[way(stream, choice.id, choice.text) for choice in after] if isinstance(stream, Stream) else (),
-        no_way=stream if isinstance(stream, NoWay) else None,
+        ways=ways,
     )
 
 

@@ -6,7 +6,7 @@ are linear but for b, so that what each part wrote can be followed to a logit.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from clearhead.core.axes import Array
 from clearhead.models.decoder import Decoder, split
 from clearhead.models.model import Model
 from clearhead.models.protocol import ForwardPass
-from clearhead.words import Language, say
 
-PartKind = Literal["token", "position", "embeddings", "attention", "mlp", "norm", "unembedding"]
+PartKind = Literal["token", "position", "attention", "mlp", "norm", "unembedding"]
 
 
 class Norm(NamedTuple):
@@ -67,17 +66,6 @@ class Stream(NamedTuple):
     unembedding: Callable[[int], tuple[Array, float]]  # a token's row, (d_model,), and bias
     logits: Array  # (vocabulary,), before `cap`
     cap: float | None = None  # c, where the model's logits are c·tanh(logit/c)
-
-
-class NoWay(NamedTuple):
-    """Why a model's parts cannot be added up: a sentence of `words`, and what to put in."""
-
-    key: str
-    values: dict[str, Any]
-
-    def said(self, language: Language) -> str:
-        """The sentence."""
-        return say(language, self.key, **self.values)
 
 
 def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int) -> Stream:

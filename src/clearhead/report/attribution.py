@@ -21,11 +21,10 @@ _WIDTHS = (50, -8, -9, -13)  # what a part is called, what it adds, the sum so f
 
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
-    """Print the way to the likeliest next token and its difference from the next, or why there is none, in a line."""
-    if seen.ways or seen.no_way is not None:
-        console.print()
-        way = _lines(seen.ways[:2], token_name(seen, seen.token), language)
-        put(console, way if seen.no_way is None else [note(seen.no_way.said(language))])
+    """Print the way to the likeliest next token and its difference from the next, or that there is none, in a line."""
+    console.print()
+    way = _lines(seen.ways[:2], token_name(seen, seen.token), language)
+    put(console, way if seen.ways else [note(say(language, "no way"))])
 
 
 def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text]:
