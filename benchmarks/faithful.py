@@ -30,9 +30,9 @@ from clearhead.digits import fixed
 from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Target
-from clearhead.explaining.integral import integral
+from clearhead.explaining.part_runs import integral
 from clearhead.explaining.part_runs import Again
-from clearhead.explaining.text_parts import parts_of_text
+from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
 

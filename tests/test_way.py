@@ -10,9 +10,8 @@ import torch
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.explaining.attribution import against, way
+from clearhead.explaining.attribution import against, of_decoder, way
 from clearhead.explaining.steps import steps_of_text
-from clearhead.explaining.stream import of_decoder
 from clearhead.models import model as gpt2
 from dense_gpt2 import random_peer
 from seeds import fresh

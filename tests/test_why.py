@@ -18,8 +18,8 @@ from clearhead.digits import percent, signed
 from clearhead.errors import RuleError, SelectionError, ShapeError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability, read_answers
-from clearhead.explaining.integral import cuts, integral
-from clearhead.explaining.text_parts import parts_of_text
+from clearhead.explaining.part_runs import cuts, integral
+from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_words import conclusion
 from clearhead.models import model as gpt2
 from clearhead.models import runs, variants

@@ -3,11 +3,10 @@
 explain         ch.explain: an answer's parts, heads and edges; explanation: what it gives
 why_lists       what an explanation lists; why_words: its sentences and tables; why_page: its page
 steps           one head of a run, step by step; head_steps: what that gives; answer_words: what each head does
-answers         the number that is explained; text_parts: the parts; integral: their effects; rerun: runs without them
+answers         the number that is explained; part_runs: the parts' effects; rerun: runs without them; head_runs: heads
 forward         a forward pass, one of its heads, all of them for the long page
 editing         edits of attention: checked, in force, and what they moved
-stream          what a run wrote to the residual stream
 attribution     what each part of the model adds to a logit, in exact sums; attribution_words: in words
 learning        a recorded training run
-texts           tokens as a reader sees them
+texts           tokens as a reader sees them, and the parts of a text
 """

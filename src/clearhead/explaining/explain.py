@@ -13,15 +13,12 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
-from clearhead.explaining.attribution import Way, heads_by_share
+from clearhead.explaining.attribution import Way, heads_by_share, of_decoder
 from clearhead.explaining.attribution import way as way_to
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
-from clearhead.explaining.integral import cuts
-from clearhead.explaining.part_runs import Again, candidate
-from clearhead.explaining.stream import of_decoder
-from clearhead.explaining.text_parts import Part, parts_of_text, read_slices
-from clearhead.explaining.texts import Reading, read
+from clearhead.explaining.part_runs import Again, candidate, cuts
+from clearhead.explaining.texts import Part, Reading, parts_of_text, read, read_slices
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel

@@ -12,12 +12,11 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.explaining import editing
-from clearhead.explaining.attribution import Way, way
+from clearhead.explaining.attribution import Way, of_decoder, way
 from clearhead.explaining.editing import moved
 from clearhead.explaining.forward import check_each, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.rerun import resting, without_heads
-from clearhead.explaining.stream import of_decoder
 from clearhead.explaining.texts import Reading, find_token, read
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens

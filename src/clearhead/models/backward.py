@@ -13,11 +13,10 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.models import gates
 from clearhead.models.decoder import Angles, Decoder, in_blocks, join, split
-from clearhead.models.functions import ACTIVATIONS
+from clearhead.models.functions import ACTIVATIONS, turned_back
 from clearhead.models.gates import LayerBack
 from clearhead.models.products import product
 from clearhead.models.protocol import Variant
-from clearhead.models.rope import turned_back
 from clearhead.models.variants import attend
 
 

@@ -15,10 +15,9 @@ from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import Config
-from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights
+from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights, turned
 from clearhead.models.products import product
 from clearhead.models.protocol import LayerRun
-from clearhead.models.rope import turned
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text

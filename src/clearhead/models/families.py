@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.files import toml_of
-from clearhead.models.rope import Rope
+from clearhead.models.functions import Rope
 
 Windows = Literal["none", "all", "every second", "five of six"]
 

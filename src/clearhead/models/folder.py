@@ -14,8 +14,7 @@ from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, OTHER_NAMES, Config, Family, windows_of
-from clearhead.models.functions import ACTIVATIONS
-from clearhead.models.rope import Rope, of_parameters
+from clearhead.models.functions import ACTIVATIONS, Rope, of_parameters
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million

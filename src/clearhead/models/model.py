@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
 from clearhead.errors import FileError
-from clearhead.models import folder, gguf, layout, runs, tokens
+from clearhead.models import folder, gguf, runs, tokens, weights
 from clearhead.models.backward import of_logits, through
 from clearhead.models.decoder import Decoder
 from clearhead.models.families import Config
@@ -114,18 +115,28 @@ def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = No
     """
     budget = half_of_free_memory() if memory is None else memory
     if place is None:
-        with as_file(files("clearhead") / "models" / SHIPPED) as shipped:
-            return _of_folder(shipped, SHIPPED, budget)
+        return _shipped(budget) if memory is not None else _kept()
     if os.path.isfile(place):
         return _of_gguf(Path(place), str(place), budget)
     return _of_folder(Path(place), str(place), budget)
 
 
+def _shipped(budget: int) -> Model:
+    with as_file(files("clearhead") / "models" / SHIPPED) as shipped:
+        return _of_folder(shipped, SHIPPED, budget)
+
+
+@cache
+def _kept() -> Model:
+    """The shipped model, loaded once."""
+    return _shipped(half_of_free_memory())
+
+
 def _of_gguf(path: Path, name: str, budget: int) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
-    stored = layout.checked(path, gguf.stored(file, config), config)
-    layout.check_memory(path, stored)
+    stored = weights.checked(path, gguf.stored(file, config), config)
+    weights.check_memory(path, stored)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
     words = file.metadata["tokenizer.ggml.tokens"]
     begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
@@ -146,8 +157,8 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
     config = folder.config_of(path, json_of(path))
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(layout.checked(place, stored, config, folder.spelling), budget))
-    layout.check_memory(place, stored)
+    decoder = Decoder(config, Weights(weights.checked(place, stored, config, folder.spelling), budget))
+    weights.check_memory(place, stored)
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary
     return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
@@ -161,4 +172,4 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
         {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(layout.checked(name, stored, config), 2**40)), cast("Tokenizer", None))
+    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config), 2**40)), cast("Tokenizer", None))
