@@ -30,8 +30,7 @@ from clearhead.digits import fixed
 from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Target
-from clearhead.explaining.part_runs import integral
-from clearhead.explaining.part_runs import Again
+from clearhead.explaining.part_runs import Again, integral
 from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
@@ -252,12 +251,6 @@ def integrated(one: Asked, most: int) -> Score:
     return Score(scores, passes)
 
 
-def answered(one: Asked) -> Score:
-    """Runs of the question's rows alone, as with `points=0`; each counts as a pass."""
-    parts = part_runs.answering(one.again, one.parts, one.again.value)
-    return Score([part.effect for part in parts], len(parts) + part_runs.ANSWERING)
-
-
 def cited(one: Asked) -> Score:
     """ContextCite, on runs with random halves hidden."""
     runs = part_runs.halves(one.again, one.parts, RUNS, (1, one.item.seed))
@@ -293,7 +286,6 @@ WAYS: dict[str, Callable[[Asked], Score]] = {
     "default": default,
     "4 points": partial(integrated, most=4),
     "before, doubled": partial(integrated, most=16),
-    "question's rows": answered,
     f"ContextCite, {RUNS}": cited,
 }
 

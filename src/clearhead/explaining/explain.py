@@ -73,7 +73,7 @@ def explain(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
-    points    of the integral, 2 passes each; 0: runs of the rows after the parts. None: 4, of chats over 1,024 tokens 0
+    points    of the integral, 2 passes each. None: 4, and of a question to a text of over 1,024 tokens 0: none
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
     effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
     count     how many heads and edges to list at most
@@ -163,9 +163,8 @@ def _explained(
     )
     by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
     effects = [part._replace(effect=float(of_token[list(part.tokens)].sum())) for part in ran.parts]
-    if not points:
-        effects = part_runs.answering(again, effects, total)
-    parts, groups = part_runs.weighed(again, ran._replace(parts=effects), counts.halves, total)
+    ran = ran._replace(parts=effects)
+    parts, groups = part_runs.weighed(again, ran, counts.halves, total, integrated=points > 0)
     by_token = np.zeros(len(found.tokens))
     for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)

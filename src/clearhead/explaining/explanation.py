@@ -1,6 +1,5 @@
 """`Explanation`: what `ch.explain` found, as data from runs; the terminal, the page and the JSON are views of it."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ from clearhead.explaining.why_words import (
 from clearhead.loading import load
 from clearhead.models.protocol import LanguageModel, Token
 from clearhead.tables import Table, Tabular
-from clearhead.view import page, plots
+from clearhead.view import plots
 from clearhead.view.container import Document
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
@@ -264,14 +263,6 @@ class Explanation(Tabular, Framing):
             numbers = [100 * probability(y, tokens) for y in numbers]
         words = question(self, "en"), label
         return plots.plot_bars([part.text for part in parts], numbers[:-1], numbers[-1], words, ax)
-
-    def to_html(self, language: Language = "en") -> str:
-        """Return a page with these causes above every step of the run. Raises RuleError for another language."""
-        return page.html(why_page.document(self, language))
-
-    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
-        page.write(path, lambda: why_page.document(self, language))
 
     def _document(self, language: Language) -> Document:
         return why_page.document(self, language)

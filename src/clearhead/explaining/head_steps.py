@@ -3,7 +3,6 @@
 Everything here is data, taken from the run; `report` prints it.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -29,7 +28,6 @@ from clearhead.textbook.computed import listed
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
-from clearhead.view import page
 from clearhead.view.container import Document, narrowed
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
@@ -75,16 +73,11 @@ class HeadSteps(Tabular, Framing):
             "HeadSteps", {"text": repr(self.text), "layer": self.layer, "head": self.head, "token": self.token}
         )
 
-    def to_html(self, language: Language = "en") -> str:
-        """A page that explains every step, as one self-contained HTML text. Raises RuleError for another language."""
-        return page.html(document(self, language))
-
     def _tables(self, language: Language) -> list[Table]:
         return [*tables(self, language), Table("", notes=[say(language, "whole page")])]
 
-    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
-        page.write(path, lambda: document(self, language))
+    def _document(self, language: Language) -> Document:
+        return document(self, language)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ becomes None."""

@@ -31,7 +31,6 @@ _POINTS = 4
 _LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
 LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
-ANSWERING = 64  # runs of the rows after all parts alone, where there is no integral
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
@@ -116,16 +115,6 @@ def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple
     return low, again.value - values[1]
 
 
-def answering(again: Again, parts: list[PartEffect], total: float) -> list[PartEffect]:
-    """Effects from runs of the rows after all parts: each part hidden from these alone, and random halves of them."""
-    first = 1 + max(token for part in parts for token in part.tokens)
-    runs = rerun.hidden(again.model, again.based, [part.tokens for part in parts], again.edits, first=first)
-    alone = [part._replace(effect=again.value - one.value) for part, one in zip(parts, runs, strict=True)]
-    effects = np.array([part.effect for part in alone])
-    fit = corrected(effects, *halves(again, alone, ANSWERING, (0, ANSWERING), first), total)
-    return [part._replace(effect=float(effect)) for part, effect in zip(parts, fit, strict=True)]
-
-
 class Hidden(NamedTuple):
     """What hiding parts of a text did, each in a run of its own.
 
@@ -174,14 +163,20 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> H
     return Hidden(made, sorted(groups, key=lambda group: group.start), runs)
 
 
-def weighed(again: Again, ran: Hidden, count: int, total: float) -> tuple[list[PartEffect], list[PartEffect]]:
+def weighed(
+    again: Again, ran: Hidden, count: int, total: float, *, integrated: bool
+) -> tuple[list[PartEffect], list[PartEffect]]:
     """The parts and groups with their effects after all runs.
 
-    They begin halfway between the integral and what hiding each part did, and are fitted to these runs and to `count`
-    with random halves hidden.
+    They begin halfway between the integral and what hiding each part did, without an integral at the latter, and are
+    fitted to these runs and to `count` with random halves hidden.
     """
     parts, places = ran.parts, range(len(ran.parts))
-    effects = [part.effect if part.hidden is None else (part.effect - part.hidden) / 2 for part in parts]
+    shares = {token: -(group.hidden or 0.0) / len(group.tokens) for group in ran.groups for token in group.tokens}
+    effects = []
+    for part in parts:
+        moved = sum(shares.get(token, 0.0) for token in part.tokens) if part.hidden is None else -part.hidden
+        effects.append(moved if not integrated else part.effect if part.hidden is None else (part.effect + moved) / 2)
     kept, values = halves(again, parts, count, (1, count))
     alone = np.array([[place not in group for place in places] for group in ran.runs]).reshape(-1, len(parts))
     runs = np.append(values, [one.value for one in ran.runs.values()])
@@ -192,14 +187,12 @@ def weighed(again: Again, ran: Hidden, count: int, total: float) -> tuple[list[P
     return parts, groups
 
 
-def halves(
-    again: Again, parts: Sequence[PartEffect], count: int, seed: Any, first: int | None = None
-) -> tuple[Array, Array]:
-    """Which parts are seen, each with probability ½, (count, parts), and y of these runs (from row `first` on)."""
+def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:
+    """Which parts are seen, each with probability ½, (count, parts), and y of these runs."""
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
     off = [tuple(token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens) for row in kept]
     new = list(dict.fromkeys(keys for keys in off if keys))  # of few parts the same halves come again
-    runs = rerun.hidden(again.model, again.based, new, again.edits, first=first)
+    runs = rerun.hidden(again.model, again.based, new, again.edits)
     values = {keys: one.value for keys, one in zip(new, runs, strict=True)} | {(): again.value}
     return kept, np.array([values[keys] for keys in off])
 

@@ -75,24 +75,21 @@ def hidden(
     parts: Sequence[Sequence[int]],
     edits: tuple[Edit, ...],
     factors: Sequence[float] | None = None,
-    first: int | None = None,
 ) -> list[Rerun]:
-    """Runs in which later tokens, or rows from `first` on, see the keys of each list times a factor, or not at all.
+    """Runs in which later tokens see the keys of each list times a factor, or not at all.
 
     Most heads rest on the first token, and without it no text makes sense. So it is not hidden: the model's neutral
-    token stands in its place, or where only the rows from `first` on are run, it stays.
+    token stands in its place.
     """
     pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
-    beginning = first is None and any(0 in keys and not factor for keys, factor in pairs)
+    beginning = any(0 in keys and not factor for keys, factor in pairs)
     neutral = {0: model.tokenizer.neutral} if beginning else {}
 
     def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
         gates = np.zeros(tokens)
         gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
         replaced = neutral if 0 in keys and not factor else {}
-        return Variant(
-            edits, gates if gates.any() else None, min(keys, default=0) if first is None else first, ids=replaced
-        )
+        return Variant(edits, gates if gates.any() else None, min(keys, default=0), ids=replaced)
 
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 

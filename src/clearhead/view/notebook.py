@@ -3,10 +3,11 @@
 No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
 """
 
+import os
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
 from clearhead.digits import significant
 from clearhead.tables import aligned
+from clearhead.view import page
+from clearhead.view.container import Document
 from clearhead.view.images import strips
+from clearhead.words import Language, read_language
 
 MOST_CELLS = 32 * 32  # the picture of a larger matrix has pixels
 _STRIPS = 32  # heads whose statistics are drawn
@@ -32,8 +36,8 @@ def bundle(
     elif cells:
         outputs["image/png"] = b64encode(png()).decode()
     said = ""
-    for page in pages:
-        whole = page()
+    for written in pages:
+        whole = written()
         if len(whole) <= MOST_BYTES:
             return outputs | {"text/html": said + framed(whole)}
         size = len(whole) / 2**20
@@ -66,18 +70,26 @@ class Framing:
     __slots__ = ()
     if TYPE_CHECKING:
 
-        def to_html(self) -> str: ...
+        def _document(self, language: Language) -> Document: ...
 
-    def show(self, **options: Any) -> "Framed":
-        """The whole page in a notebook's cell, which keeps all of it. Options and errors as `to_html`."""
-        return Framed(self.to_html(**options))
+    def to_html(self, language: Language = "en") -> str:
+        """Return the page as one self-contained HTML text. Raises RuleError for another language."""
+        return page.html(self._document(read_language(language)))
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        page.write(path, lambda: self._document(read_language(language)))
+
+    def show(self, language: Language = "en") -> "Framed":
+        """Show the whole page in a notebook's cell, which keeps all of it. Raises RuleError for another language."""
+        return Framed(self.to_html(language))
 
 
 class Framed:
     """A page that a notebook shows in a frame; made by `show`."""
 
-    def __init__(self, page: str) -> None:
-        self.page = page
+    def __init__(self, text: str) -> None:
+        self.page = text
 
     def __repr__(self) -> str:
         return f"Framed({len(self.page) / 2**20:.1f} MB)"
@@ -86,9 +98,9 @@ class Framed:
         return framed(self.page)
 
 
-def framed(page: str, height: int = 720) -> str:
+def framed(text: str, height: int = 720) -> str:
     """The page in a sandboxed frame, as HTML."""
     return (
-        f'<iframe sandbox="allow-scripts allow-downloads" title="clearhead" srcdoc="{escape(page)}" '
+        f'<iframe sandbox="allow-scripts allow-downloads" title="clearhead" srcdoc="{escape(text)}" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
