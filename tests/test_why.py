@@ -147,29 +147,6 @@ def test_what_is_run_again_is_what_a_dense_model_gives(asked, sink, monkeypatch)
         assert weight == pytest.approx(dense(model, ids)[1][layer, head, query, key], abs=1e-9)
 
 
-@pytest.mark.parametrize("asked", [{}, {"answer": "lamb its fleece"}, {"against": "girl"}])
-def test_rows_after_the_parts_alone_lose_them(asked):
-    """Against a dense model whose later rows alone lose their weights on some keys, and are normalised anew."""
-    rng = fresh()
-    model, text = random_model(rng), random_text(rng, 4)
-    tokens = model.tokenizer.tokens(text)
-    run = model.run([token.id for token in tokens])
-    targets = asked_of(model, text, **asked)
-    based = [
-        rerun.based_on(target, run if target.ids == list(run.ids) else model.run(target.ids)) for target in targets
-    ]
-    first = int(rng.integers(1, len(tokens)))
-    lists = [np.flatnonzero(rng.random(first) < 0.5).tolist() or [0] for _ in range(3)]
-    for keys, one in zip(lists, rerun.hidden(model, based, lists, (), first=first), strict=True):
-
-        def later(_, a, keys=keys):
-            a[:, first:, [key for key in keys if key]] = 0  # the first token stays
-            return a / a.sum(-1, keepdims=True)
-
-        expected = sum(number_of(model, target.ids, target, weigh=later) for target in targets)
-        assert one.value == pytest.approx(expected, abs=1e-7 * max(1.0, abs(expected)))
-
-
 def test_without_an_integral_effects_are_those_of_runs(monkeypatch: pytest.MonkeyPatch):
     text = "humpty dumpty sat on a wall humpty dumpty had a great"
     monkeypatch.setattr(part_runs, "_LONG", 10)
