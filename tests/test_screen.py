@@ -141,6 +141,9 @@ def test_a_head_that_any_text_needs_carries_no_answer():
     assert needed.carrier is None
     said = "No single head carries it: 0.2 is needed by any text."
     assert said in conclusion(needed, "en")
+    both = replace(seen, heads=[seen.heads[0]._replace(truth=-3.0, anywhere=-2.0), seen.heads[0]._replace(head=5)])
+    (line,) = head_lines(both, "en", 1)
+    assert line.startswith("With head 0.5 off: ")  # the one that the conclusion names
 
 
 def test_the_answer_is_told_first_and_then_its_parts():
