@@ -45,7 +45,7 @@ class Norm(NamedTuple):
         return np.asarray(along - along.mean() if self.centred else along)
 
 
-class Written(NamedTuple):
+class StreamPart(NamedTuple):
     """One vector that was added to the residual stream.
 
     heads     (heads, d_model), what each head wrote, or None where that is not known; `bias` is then the rest
@@ -68,7 +68,7 @@ class Stream(NamedTuple):
 
     position: int
     tokens: int
-    written: Sequence[Written]
+    written: Sequence[StreamPart]
     norm: Norm  # the last
     unembedding: Callable[[int], tuple[Array, float]]  # a token's row, (d_model,), and bias
     logits: Array  # (vocabulary,), before `cap`
@@ -80,9 +80,9 @@ def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int
     decoder, config = model.decoder, model.config
     rows = [x[0].astype(np.float64) for x in run.stream(position)]
     token = decoder.weights.rows("token_embd.weight", [ids[position]])[0].astype(np.float64) * config.embedding_scale
-    written = [Written("token", None, token)]
+    written = [StreamPart("token", None, token)]
     if "position_embd.weight" in decoder.weights:
-        written.append(Written("position", None, rows[0] - token))
+        written.append(StreamPart("position", None, rows[0] - token))
     for number, (before, after) in enumerate(pairwise(rows)):
         (layer, place), name = run.attended(number, position), f"blk.{number}"
         output = layer.output[place].astype(np.float64)
@@ -96,13 +96,13 @@ def of_decoder(model: Model, ids: Sequence[int], run: ForwardPass, position: int
         heads, bias, output = (config.added_scale * x for x in (heads, bias, output))
         sizes = config.heads, config.d_k
         read = _norm(decoder, f"{name}.attn_norm", before)
-        written.append(Written("attention", number, output, heads, bias, sizes, read, wrote))
+        written.append(StreamPart("attention", number, output, heads, bias, sizes, read, wrote))
         middle = before + output
         read = _norm(decoder, f"{name}.ffn_norm", middle)
         behind = None
         if f"{name}.post_ffw_norm.weight" in decoder.weights:
             behind = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle[None].astype(np.float32))[0])
-        written.append(Written("mlp", number, after - middle, sizes=(config.d_mlp,), read=read, wrote=behind))
+        written.append(StreamPart("mlp", number, after - middle, sizes=(config.d_mlp,), read=read, wrote=behind))
     last = _norm(decoder, "output_norm", rows[-1])
     assert last is not None
     bias_of = decoder.weights.get("output.bias")
@@ -231,7 +231,7 @@ def against(first: Way, second: Way) -> Way:
     return first._replace(logit=first.logit - second.logit, parts=parts)
 
 
-def _part(written: Written, along: Array) -> WayPart:
+def _part(written: StreamPart, along: Array) -> WayPart:
     def adds(vectors: Array) -> Any:
         return (vectors.astype(np.float64) @ along).tolist()
 

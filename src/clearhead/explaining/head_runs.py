@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.explaining import rerun
 from clearhead.explaining.part_runs import Again, candidate
-from clearhead.explaining.rerun import Edge, Rerun, kept, likely
+from clearhead.explaining.rerun import EdgePlace, Rerun, kept, likely
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, OtherNumber
 from clearhead.watching.pieces import words
 
@@ -29,25 +29,27 @@ def heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[t
 
 def edges(
     again: Again, estimates: Sequence[Array], looked: Sequence[tuple[tuple[int, int], int, int]]
-) -> tuple[list[EdgeEffect], bool, dict[Edge, Rerun]]:
+) -> tuple[list[EdgeEffect], bool, dict[EdgePlace, Rerun]]:
     """The edges of the rows that answer by what y changes by without each; do estimates miss the first? And all runs.
 
     estimates   (layers, heads, rows, keys): φ, and others; the strongest of each are run again
     looked      (head, row, how many): the largest weights of these are run again too
     """
     rows, weights = again.based[0].target.rows, again.based[0].weights
-    chosen: dict[Edge, None] = {}
+    chosen: dict[EdgePlace, None] = {}
     for each in estimates:
         order = np.argsort(-np.abs(each), axis=None, kind="stable")[:_ESTIMATED]
         places = np.transpose(np.unravel_index(order, each.shape)).tolist()
         chosen |= {
-            Edge(layer, head, rows[row], key): None for layer, head, row, key in places if each[layer, head, row, key]
+            EdgePlace(layer, head, rows[row], key): None
+            for layer, head, row, key in places
+            if each[layer, head, row, key]
         }
     effects, estimated = estimates[0], set(chosen)
     for (layer, head), place, count in looked:
         row = weights(layer, rows[place])[head]
         keys = [int(key) for key in np.argsort(-row)[: count + 1] if row[key] and (key or again.rest != "first")]
-        chosen |= dict.fromkeys(Edge(layer, head, rows[place], key) for key in keys[:count])
+        chosen |= dict.fromkeys(EdgePlace(layer, head, rows[place], key) for key in keys[:count])
     made = []
     runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
     for edge, one in zip(chosen, runs, strict=True):
@@ -55,7 +57,7 @@ def edges(
         now = again.changed(one)
         made.append(EdgeEffect(*edge, weight_of(again, edge), effect, now["hidden"], now["share"], now["lead"]))
     made.sort(key=lambda edge: -abs(edge.truth))
-    missed = bool(made) and Edge(*made[0][:4]) not in estimated
+    missed = bool(made) and EdgePlace(*made[0][:4]) not in estimated
     return made, missed, dict(zip(chosen, runs, strict=True))
 
 
@@ -63,7 +65,7 @@ def other_numbers(
     again: Again,
     off: dict[tuple[int, int], Rerun],
     hidden: dict[tuple[int, ...], Rerun],
-    without: dict[Edge, Rerun],
+    without: dict[EdgePlace, Rerun],
     shape: tuple[tuple[int, ...], int],
 ) -> list[OtherNumber]:
     """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones."""
@@ -123,6 +125,6 @@ def of_later_tokens(again: Again, off: dict[tuple[int, int], Rerun]) -> list[tup
     return [(places[place], row, 1) for row in range(1, len(target.answer)) for place in order[:, row].tolist()]
 
 
-def weight_of(again: Again, edge: Edge) -> float:
+def weight_of(again: Again, edge: EdgePlace) -> float:
     """Its weight in the run without changes."""
     return float(again.based[0].weights(edge.layer, edge.query)[edge.head, edge.key])

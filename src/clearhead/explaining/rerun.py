@@ -20,7 +20,7 @@ _NEUTRAL = (
 )
 
 
-class Edge(NamedTuple):
+class EdgePlace(NamedTuple):
     """One weight of one head: query `query` attends to key `key`."""
 
     layer: int
@@ -118,7 +118,11 @@ def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[flo
 
 
 def edges_without(
-    model: LanguageModel, based: Sequence[Based], edges: Sequence[Edge], edits: tuple[Edit, ...], rest: Rest = "first"
+    model: LanguageModel,
+    based: Sequence[Based],
+    edges: Sequence[EdgePlace],
+    edits: tuple[Edit, ...],
+    rest: Rest = "first",
 ) -> list[Rerun]:
     """Runs without one edge of a row that says the answer.
 
@@ -182,7 +186,7 @@ def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, place], np.float64)
 
 
-def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: Edge) -> Variant:
+def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: EdgePlace) -> Variant:
     run, rows = based.run, based.target.rows
     ran, row = run.attended(edge.layer, edge.query)
     place = edge.layer, edge.head

@@ -20,7 +20,7 @@ _LONG = 2**25  # numbers of the whole stream, above which a text is long
 _STORED = 6  # of a long text, the stream before every so many layers is there
 
 
-class Computed(Sequence[T]):
+class OnDemand(Sequence[T]):
     """A sequence of which each item is computed when it is asked for."""
 
     def __init__(self, count: int, compute: Callable[[int], T]) -> None:
@@ -63,7 +63,7 @@ def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each:
                 between[layer + 1] = hidden = step(layer, hidden)
         return stored[number] if number in stored else between[number]
 
-    return Computed(layers + 1, before)
+    return OnDemand(layers + 1, before)
 
 
 def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
@@ -90,7 +90,7 @@ def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence
     return ForwardPass(kept, logits, **facts)
 
 
-class Layers(Computed[LayerRun]):
+class Layers(OnDemand[LayerRun]):
     """The attention of every layer of a long text; the last one that was asked for is kept."""
 
     def __init__(
