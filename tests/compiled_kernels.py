@@ -43,14 +43,12 @@ def every_pass(dtype: torch.dtype, d: int, rules: dict[str, Any]) -> None:
     q, k, v, g = (DeviceArray(torch.zeros(1, heads, LENGTH, d, dtype=dtype)) for heads in (4, 2, 2, 4))
     lse = DeviceArray(torch.zeros(1, 4, LENGTH, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
     inputs, state = describe(q, k, v, rules), State(lse, lse)
-    table = inputs.problem.span_table
     triton.rows(inputs, Wanted(**ROWS))
     triton.rows(inputs, Wanted(top=8))
-    triton.columns(inputs, state, Wanted(received=True, peak=True, image=(2, 2)))
+    triton.columns(inputs, state, Wanted(received=True, peak=True))
     triton.weights(inputs, state)
     triton.transposed(inputs, state, g)
-    bias, spans = (1, 1, LENGTH, 1) if "bias" in rules else None, None if table is None else table.shape
-    triton.gradients(inputs, state, Upstream(lse, g, lse, lse, lse, bias=bias, spans=spans))
+    triton.gradients(inputs, state, Upstream(lse, g, lse, lse, lse))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Every pass over a problem or a part of it, and what it answers for each query and key: what test_laws.py iterates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Matrix, ar
 from problems import LAYOUTS, Case
 
 EXAMPLES: dict[str, Any] = {"flag": True, "count": 3, "size": (5, 6)}
+FUSED = {*listed(derivative="row"), *listed(derivative="key")}
 FLAGS = [name for name in smooth() if STATISTICS[name].axes in (PER_QUERY, PER_KEY)]
 Answers = dict[
     tuple[str, str], Array
@@ -136,9 +137,15 @@ def weights(question: Question, engine: str) -> Answers:
 
 
 def gradients(question: Question, engine: str) -> Answers:
+    """The gradients of a loss of every statistic whose derivative engines compute."""
+    leaves = [x.clone().requires_grad_() for x in question.tensors]
+    return laid(question, _named("d", _backward(question, leaves, engine, FUSED)))
+
+
+def all_gradients(question: Question, engine: str) -> Answers:
     """The gradients of a loss of every smooth statistic."""
     leaves = [x.clone().requires_grad_() for x in question.tensors]
-    return laid(question, _named("d", _backward(question, leaves, engine)))
+    return laid(question, _named("d of all ", _backward(question, leaves, engine)))
 
 
 def second(question: Question, engine: str) -> Answers:
@@ -149,8 +156,10 @@ def second(question: Question, engine: str) -> Answers:
     return laid(question, _named("d²", torch.autograd.grad(first, leaves, along, materialize_grads=True)))
 
 
-def _backward(question: Question, leaves: list[Any], engine: str, **how: Any) -> Any:
-    results = question.smooth(*leaves, engine)
+def _backward(
+    question: Question, leaves: list[Any], engine: str, names: Container[str] = STATISTICS, **how: Any
+) -> Any:
+    results = {name: x for name, x in question.smooth(*leaves, engine).items() if name in names}
     by = {name: to_torch(torch, x.copy()) for name, x in {**question.by, "output": question.g}.items()}
     return torch.autograd.grad(
         list(results.values()), leaves, [by[name].to(x.dtype) for name, x in results.items()],
@@ -195,12 +204,17 @@ def _effects(question: Question, E: ch.EffectMatrix) -> Answers:
 PASSES: dict[str, tuple[str, Callable[[Question, str], Answers]]] = {  # what an engine must have for it
     "weights": ("rows", weights),
     "gradients": ("gradients", gradients),
+    "all gradients": ("gradients", all_gradients),
     "tangents": ("gradients", tangents),
     "second": ("gradients", second),
     "contributions": ("others", contributions),
     "cuts": ("others", cuts),
 }
-RECOMPUTED = ("tangents", "second")  # by PyTorch's operations, whose bits depend on the sizes of a product
+RECOMPUTED = (
+    "all gradients",
+    "tangents",
+    "second",
+)  # by PyTorch's operations, whose bits depend on the sizes of a product
 
 
 def each_unreached(question: Question, answers: Answers, queries: Array, keys: Array) -> Iterator[tuple[Any, Array]]:

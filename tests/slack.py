@@ -126,9 +126,9 @@ def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
 
 
 def assert_columns(
-    case: Case, seen: Any, queries: slice, pixels: tuple[int, int], labels: tuple[Array, Array] | None = None
+    case: Case, seen: Any, queries: slice, pixels: tuple[int, int] | None, labels: tuple[Array, Array] | None = None
 ) -> None:
-    """The column statistics, of which groups were asked for where there are labels."""
+    """The column statistics, of which an image was asked for where there are pixels, and groups where labels."""
     slack, restore = Slack(case), case.restore
     chosen = np.isin(np.arange(case.problem.queries), np.arange(case.problem.queries)[queries])[:, None]
     book = replace(case.book, weights=case.book.weights * chosen)
@@ -146,6 +146,7 @@ def assert_columns(
         truth = definition.groups(book, rows, cols)
         within = definition.groups(allowed, rows, cols) + adding * truth
         assert_close(seen.groups, restore(truth), restore(within), "groups")
-    some = case.book.weights[:, :, queries]
-    picture = definition.image(replace(book, weights=some), *pixels)
-    assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")
+    if pixels is not None:
+        some = case.book.weights[:, :, queries]
+        picture = definition.image(replace(book, weights=some), *pixels)
+        assert_close(seen.image, restore(picture), restore(slack.image(some, *pixels)), "image")

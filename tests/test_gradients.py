@@ -180,8 +180,9 @@ def observing(engine: str | None) -> Function:
     def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         q, k, v, labels, rules = _apart(given)
         asked: Any = dict.fromkeys(listed(asked="flag"), True)
-        asked["groups"] = labels if engine is None or "groups" in engines.get(engine).STATISTICS else None
-        seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, top=2, image=(2, 3), **asked)
+        if engine is None or "groups" in engines.get(engine).STATISTICS:
+            asked |= {"groups": labels, "image": (2, 3)}
+        seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, top=2, **asked)
         result = {name: getattr(seen, name) for name in DERIVED}
         return {**result, "top": seen.top.weights}  # type: ignore[union-attr]
 

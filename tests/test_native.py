@@ -162,16 +162,12 @@ def test_gradients_of_more_than_two_to_the_32_weights() -> None:
     np.testing.assert_allclose(result["bias"][:, :, 0], rows, rtol=1e-5)
 
 
-def test_gradients_by_values_unlike_the_keys() -> None:
-    q, k, v, g, many = (normal(2, heads, n, 40) for heads, n in ((4, 500), (2, 700), (2, 700), (4, 500), (4, 700)))
+def test_gradients_by_values_with_more_heads_than_keys() -> None:
+    q, k, g, many = (normal(2, heads, n, 40) for heads, n in ((4, 500), (2, 700), (4, 500), (4, 700)))
     rules = {"causal": True, "query_offset": 200}
     grouped, full = (describe(q, x, None, rules) for x in (k, k.repeat(2, axis=1)))
     state = state_of(native, grouped)
     upstream = Upstream(normal(2, 4, 500), g, normal(2, 4, 700), normal(2, 4, 500))
-    result, truth = (native.gradients(grouped.with_values(x), state, upstream) for x in (v.astype(np.float64), v))
-    for name in truth:
-        assert result[name].dtype == np.float32
-        np.testing.assert_allclose(result[name], truth[name], rtol=1e-4, atol=1e-4)
     result, truth = (native.gradients(x.with_values(many), state, upstream) for x in (grouped, full))
     for name in ("q", "v"):
         same(result[name], truth[name])

@@ -31,29 +31,27 @@ def test_output_and_row_statistics(engine: str, case: Case, top: int):
     assert (seen.received, seen.peak, seen.image, seen.groups) == (None, None, None, None)
 
 
-def labels_for(engine: str, case: Case) -> tuple[Array, Array] | None:
-    """Labels of groups, if the engine sums groups."""
-    return case.labels() if "groups" in engines.get(engine).STATISTICS else None
+def pooled_for(engine: str, case: Case, *pixels: int) -> tuple[tuple[int, int] | None, tuple[Array, Array] | None]:
+    """The size of an image and the labels of groups, if the engine pools weights."""
+    return (pixels, case.labels()) if "groups" in engines.get(engine).STATISTICS else (None, None)
 
 
 @on_every_engine(height=st.integers(1, 70), width=st.integers(1, 70))
 def test_column_statistics(engine: str, case: Case, height: int, width: int):
-    labels = labels_for(engine, case)
-    if engine == "triton":  # whose interpreter runs a program for each pixel
-        height, width = min(height, 7), min(width, 7)
-    seen = case.matrix(engine=engine).observe(received=True, peak=True, image=(height, width), groups=labels)
-    assert_columns(case, seen, slice(None), (height, width), labels)
+    pixels, labels = pooled_for(engine, case, height, width)
+    seen = case.matrix(engine=engine).observe(received=True, peak=True, image=pixels, groups=labels)
+    assert_columns(case, seen, slice(None), pixels, labels)
     assert (seen.output, seen.logsumexp, seen.entropy, seen.top) == (None, None, None, None)
 
 
 @on_every_engine(data=st.data())
 def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataObject):
     queries = data.draw(st.slices(case.problem.queries))
-    labels, matrix = labels_for(engine, case), case.matrix(engine=engine)
+    (pixels, labels), matrix = pooled_for(engine, case, 5, 7), case.matrix(engine=engine)
     if data.draw(st.booleans()):
         matrix.logsumexp()  # the log-sum-exp known before, or not
     seen = matrix.observe(
-        case.v, logsumexp=True, entropy=True, distance=True, top=3, received=True, peak=True, image=(5, 7),
+        case.v, logsumexp=True, entropy=True, distance=True, top=3, received=True, peak=True, image=pixels,
         groups=labels, queries=queries,
     )  # fmt: skip
     full = matrix.observe(case.v, logsumexp=True, entropy=True, distance=True, top=3)
@@ -64,7 +62,7 @@ def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataO
         # nearly equal weights may swap places where their last bits differ
         if engine == "native" or ours is seen.top.weights:
             assert_same(engine, ours, whole[..., queries, :])
-    assert_columns(case, seen, queries, (5, 7), labels)
+    assert_columns(case, seen, queries, pixels, labels)
     assert (seen.queries, seen.keys) == (full.output[..., queries, :].shape[-2], case.problem.keys)
 
 

@@ -17,11 +17,10 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import gradients, sweeps
+from clearhead.engines.gpu import sweeps
 from problems import Case, of_tiers
 from seeds import fresh
 
-MODULES = sweeps, gradients
 N, M, TILE = 70, 140, 32
 RNG = np.random.default_rng(0)
 TILES = np.kron(RNG.random((2, 3, 5)) < 0.4, np.ones((32, 32), bool))[:, :N, :M]  # whole blocks, others for each head
@@ -54,30 +53,21 @@ def drawn(rules: str) -> Case:
     return Case(q, k, v, RULES[rules], 0)
 
 
-PASSES = "rows", "columns", "image", "weights", "transposed", "gradients"
+PASSES = "rows", "columns", "weights", "transposed", "gradients"
 
 
 def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
     """Each pass, with the number of products and exponentials that it computes for a block."""
-    inputs, problem = case.given, case.problem
+    inputs = case.given
     state, g = case.book.state, case.rng.standard_normal(inputs.q.shape)
-    bias, table = case.rules.get("bias"), problem.span_table
-    said = Upstream(
-        np.full_like(state.largest, 0.5),
-        g,
-        entropy=np.full_like(state.largest, 0.3),
-        bias=None if bias is None else (*(1,) * (4 - bias.ndim), *bias.shape),
-        spans=None if table is None else table.shape,
-    )
-    backward = (9, 3) if bias is not None else (10, 3) if table is not None else (7, 2)
+    said = Upstream(np.full_like(state.largest, 0.5), g, entropy=np.full_like(state.largest, 0.3))
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
         "rows": (lambda: triton.rows(inputs, every_row), 2, 1),
         "columns": (lambda: triton.columns(inputs, state, Wanted(received=True, peak=True)), 1, 1),
-        "image": (lambda: triton.columns(inputs, state, Wanted(image=(5, 6))), 1, 1),
         "weights": (lambda: {"weights": triton.weights(inputs, state)}, 1, 1),
         "transposed": (lambda: {"product": triton.transposed(inputs, state, g)}, 2, 1),
-        "gradients": (lambda: triton.gradients(inputs, state, said), *backward),
+        "gradients": (lambda: triton.gradients(inputs, state, said), 7, 2),
     }
 
 
@@ -87,15 +77,6 @@ def blocks(case: Case) -> int:
     starts = [np.arange(0, size, TILE) for size in seen.shape[1:]]
     counted = np.add.reduceat(np.add.reduceat(seen.astype(int), starts[0], axis=1), starts[1], axis=2)
     return int((counted > 0).sum())
-
-
-def image_blocks(case: Case, height: int, width: int) -> int:
-    """Likewise, where the tiles of each pixel, of 16 queries, begin at its first query."""
-    seen = visibility.dense(case.problem).reshape(-1, N, M)
-    rows = [x for row in range(height) for x in range(row * N // height, -(-(row + 1) * N // height), 16)]
-    ends = [(column * M // width, -(-(column + 1) * M // width)) for column in range(width)]
-    columns = [y for first, end in ends for y in range(first // TILE * TILE, end, TILE)]
-    return sum(seen[:, x : x + 16, y : y + TILE].any((1, 2)).sum() for x in rows for y in columns)
 
 
 @pytest.fixture
@@ -114,13 +95,13 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
     monkeypatch.setattr(InterpreterBuilder, "create_exp2", counted_exp2)
-    for module in MODULES:
+    look: Any = sweeps.any_seen
 
-        def counted_look(*args: Any, look: Any = module.any_seen) -> Any:
-            counts["looks"] += 1
-            return look(*args)
+    def counted_look(*args: Any) -> Any:
+        counts["looks"] += 1
+        return look(*args)
 
-        monkeypatch.setattr(module, "any_seen", counted_look)
+    monkeypatch.setattr(sweeps, "any_seen", counted_look)
     return counts
 
 
@@ -135,8 +116,7 @@ def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
         run, products, exponentials = result[name]
         done.clear()
         run()
-        tiles = image_blocks(case, 5, 6) if name == "image" else count
-        assert (done["products"], done["exponentials"]) == (products * tiles, exponentials * tiles), name
+        assert (done["products"], done["exponentials"]) == (products * count, exponentials * count), name
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "gradients"])

@@ -60,8 +60,8 @@ def test_problems_of_several_tiles(rules: str, dtype: np.dtype[Any]):
     rules = rules or str(fresh().choice(list(RULES)))
     case = drawn(dtype, 70, 101, 24, 40, **RULES[rules])
     check_rows(case)
-    seen = case.matrix(engine="triton").observe(received=True, peak=True, image=(9, 3))
-    assert_columns(case, seen, slice(None), (9, 3))
+    seen = case.matrix(engine="triton").observe(received=True, peak=True)
+    assert_columns(case, seen, slice(None), None)
 
 
 @pytest.mark.gate
@@ -88,50 +88,21 @@ def check_rows(case: Case) -> None:
     assert_rows(case, case.matrix(engine="triton").observe(case.v, top=5, **asked), 5, "triton")
 
 
-@pytest.mark.gate
-def test_a_nan_in_a_query_reaches_only_the_pixels_of_its_row():
-    case = drawn(DTYPES[3], 70, 101, 8, 8, causal=True, query_offset=40)
-    state, want = case.book.state, Wanted(image=(7, 5))
-    truth = portable.columns(case.given, state, want)["image"]
-    case.given.q[:, 1, 25] = np.nan
-    result = triton.columns(case.given, state, want)["image"]
-    assert np.isnan(result[0, 1, 2, :3]).all()
-    truth[0, 1, 2], result[0, 1, 2] = 0, 0
-    np.testing.assert_allclose(result, truth, 1e-9, 1e-12)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("halves", [False, True])
 def test_wide_values_are_processed_in_parts(halves: bool, monkeypatch: pytest.MonkeyPatch):  # noqa: FBT001
     dtype = DTYPES[int(fresh().integers(1, 3))] if halves else DTYPES[0]
-    spans = np.arange(9) // 2, np.arange(40) // 9, np.eye(5)
-    case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30, spans=spans)
+    case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30)
     by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
     rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
     state = State(*(x.astype(np.float32) for x in case.book.state))
-    upstream = Upstream(rows, by, bias=(1, 4, 1, 40), spans=(1, 1, 5, 5))
+    upstream = Upstream(rows, by)
     whole = triton.gradients(case.given, state, upstream)
     monkeypatch.setattr(triton, "MOST_D", 16)
     check_rows(case)
     for name, x in triton.gradients(case.given, state, upstream).items():
         result, truth = x.astype(np.float64), whole[name].astype(np.float64)
         assert_close(result, truth, 4 * rounding(np.abs(truth).max(), dtype), name)
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize(
-    "sizes", [(1, 2), *(pytest.param(x, marks=pytest.mark.long) for x in ((1, 1), (2, 1), (2, 2)))]
-)
-def test_the_gradient_of_a_table_that_takes_several_launches(sizes: tuple[int, int]):
-    rng = fresh()
-    q, k, v = (rng.standard_normal((2, heads, n, 4)) for heads, n in ((2, 20), (1, 70), (1, 70)))
-    labels = rng.integers(-1, 3, (2, 20)), rng.permuted(np.tile(np.arange(-1, 69), (2, 1)), axis=1)
-    table = np.where(rng.random((*sizes, 3, 69)) < 0.2, -np.inf, 1.0)
-    case = Case(q, k, v, {"spans": (*labels, table), "scale": rng.standard_normal(2)}, 0)
-    state, by = case.book.state, rng.standard_normal((2, 2, 20, 4))
-    upstream = Upstream(rng.standard_normal(state.largest.shape), by, spans=(*sizes, 3, 69))
-    result, truth = (engine.gradients(case.given, state, upstream)["spans"] for engine in (triton, portable))
-    np.testing.assert_allclose(result, truth, 1e-10, 1e-10)
 
 
 def test_a_number_of_the_table_beyond_float32_does_not_forbid():
@@ -161,17 +132,16 @@ def test_a_visible_nan_in_a_query_s_key_is_its_diagonal(rules: dict[str, Any]):
     np.testing.assert_allclose(result, truth, 1e-5)
 
 
-@pytest.mark.parametrize("what", ["groups", "contributions", "cut_effects"])
+@pytest.mark.parametrize("what", ["groups", "image", "contributions", "cut_effects"])
 def test_what_the_engine_does_not_compute_is_said(what: str):
     q, wide = fresh().standard_normal((3, 4)), np.zeros((1, 300))
     with pytest.raises(EngineError, match="d_k is 300: the kernels hold at most 256"):
         ch.attention(wide, wide, wide, engine="triton")
     matrix = ch.AttentionMatrix(q, q, engine="triton")
-    with pytest.raises(
-        EngineError,
-        match=r"does not compute groups\." if what == "groups" else r"no effects\.\n\nhint: leave `engine` out",
-    ):
-        matrix.groups([0, 0, 1], [0, 1, 1]) if what == "groups" else getattr(matrix, what)(q, q).by_key()
+    pictures = {"groups": ([0, 0, 1], [0, 1, 1]), "image": (2, 2)}
+    said = rf"does not compute {what}\." if what in pictures else r"no effects\.\n\nhint: leave `engine` out"
+    with pytest.raises(EngineError, match=said):
+        getattr(matrix, what)(*pictures.get(what, (q, q)))
 
 
 @pytest.mark.long
@@ -186,7 +156,7 @@ def test_every_kernel_compiles_and_fits_a_gpus_shared_memory():
     cases += ["float16,16,rules", "float32,256,rules", "float64,256,rules"]
     command = [sys.executable, "-W", "ignore", program, *cases]
     lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == 9 * 8 + 3 * 10
+    assert len(lines) == 12 * 7
     most = {True: 163 * 1024, False: 99 * 1024}
     assert [line for line in lines if int(line.split()[-1]) > most["float64 256" in line]] == []
 
@@ -206,7 +176,7 @@ class Recorder:
         return lambda *_, **__: None
 
 
-def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, int, int]) -> None:
+def everything(q: Array, k: Array, rules: dict[str, Any]) -> None:
     """Every pass, with all its results."""
     inputs = describe(q, k, k, rules)
     problem = inputs.problem
@@ -214,11 +184,10 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     state = State(zeros, zeros)
     row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "diagonal": True, "top": 2}
     triton.rows(inputs, Wanted(output=True, **row))
-    triton.columns(inputs, state, Wanted(received=True, peak=True, image=(1, 1)))
+    triton.columns(inputs, state, Wanted(received=True, peak=True))
     triton.weights(inputs, state)
     triton.transposed(inputs, state, q)
-    table = None if problem.span_table is None else problem.span_table.shape
-    upstream = Upstream(zeros, q, zeros[:, :, :1] + np.zeros(problem.keys), zeros, zeros, bias=bias, spans=table)
+    upstream = Upstream(zeros, q, zeros[:, :, :1] + np.zeros(problem.keys), zeros, zeros)
     triton.gradients(inputs, state, upstream)
 
 
@@ -226,22 +195,22 @@ def test_programs_lie_along_the_first_axis_of_the_grid(monkeypatch: pytest.Monke
     """The others hold 65,535 programs, fewer than batch · heads may be."""
     modules = {
         rows: ("rows",),
-        columns: ("columns", "pixels"),
-        gradients: ("keys", "queries", "bias", "spans"),
+        columns: ("columns",),
+        gradients: ("keys", "queries"),
     }
     kernels = {(module, name): Recorder() for module, names in modules.items() for name in names}
     for (module, name), kernel in kernels.items():
         monkeypatch.setattr(module, name, kernel)
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
     spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
-    everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
+    everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans})
     for (_, name), kernel in kernels.items():
         assert kernel.grids, name
         assert all(len(grid) == 1 and grid[0] < 2**31 for grid in kernel.grids), name
     assert kernels[rows, "rows"].grids == [(66_000,)]
     assert set(kernels[columns, "columns"].grids) == {(66_000 * 5,)}
     backward = [kernels[gradients, name].grids for name in modules[gradients]]
-    assert backward == [2 * [(66_000 * 5,)], *[[(66_000,)]] * 3]  # keys answer Aᵀ·g too
+    assert backward == [2 * [(66_000 * 5,)], [(66_000,)]]  # keys answer Aᵀ·g too
 
 
 @pytest.mark.long
@@ -274,7 +243,7 @@ def test_32_bit_offsets_are_used_along_one_axis_only(monkeypatch: pytest.MonkeyP
         "sinks": np.ones(heads),
         "alibi_slopes": np.ones(heads),
     }
-    everything(q, k, rules, sizes)
+    everything(q, k, rules)
     assert longest > batch * heads * queries * keys / 2  # `checked` was called
 
 

@@ -33,8 +33,8 @@ class Statistic(NamedTuple):
                   strongest of both, logsumexp (the merged state itself), one after the other, added; None: they cannot,
                   since the final L is needed, or pixels overlap
     over_queries  how parts over disjoint queries merge: one after the other, added, the larger, or the strongest
-    derivative    the form of its part in the gradient of the logits: one term per row, one per key, a product of low
-                  rank, single entries; None: it has no derivative, as nothing has that is observed of effects
+    derivative    the form of its part in the gradient of the logits: one term per row, one per key, or another, which
+                  is recomputed; None: it has no derivative, as nothing has that is observed of effects
     definition    in one line
     of            the matrices that it is observed of, each with the named tuple of its arrays, or None for one array
     """
@@ -44,7 +44,7 @@ class Statistic(NamedTuple):
     computed: Literal["rows", "columns", "edges"]
     over_keys: Literal["weighed", "larger", "entropy", "strongest", "logsumexp", "after", "added"] | None
     over_queries: Literal["after", "added", "larger", "strongest"]
-    derivative: Literal["row", "key", "rank", "entries"] | None
+    derivative: Literal["row", "key", "other"] | None
     definition: str
     of: Mapping[Matrix, Any] = {"weights": None}
 
@@ -110,21 +110,21 @@ STATISTICS: dict[str, Statistic] = {
     "output": Statistic(_VALUES, "v", "rows", "weighed", "after", "row", "Σ_j a_ij·v_j"),
     "logsumexp": Statistic(PER_QUERY, "flag", "rows", "logsumexp", "after", "row", "ln Σ_j exp(s_ij), with the sink",
                            {"weights": State}),
-    "max_logit": Statistic(PER_QUERY, "flag", "rows", "larger", "after", "entries", "max_j s_ij"),
+    "max_logit": Statistic(PER_QUERY, "flag", "rows", "larger", "after", "other", "max_j s_ij"),
     "entropy": Statistic(PER_QUERY, "flag", "rows", "entropy", "after", "row", "-Σ_j a_ij ln a_ij, in nats"),
     "received": Statistic(PER_KEY, "flag", "columns", None, "added", "key", "Σ_i a_ij"),
-    "peak": Statistic(PER_KEY, "flag", "columns", None, "larger", "entries", "max_i a_ij"),
+    "peak": Statistic(PER_KEY, "flag", "columns", None, "larger", "other", "max_i a_ij"),
     "by_key": Statistic(PER_KEY, "flag", "edges", "after", "added", None, "Σ_i e_ij", _EFFECTS),
     "by_query": Statistic(PER_QUERY, "flag", "edges", "added", "after", None, "Σ_j e_ij", _EFFECTS),
-    "top": Statistic(_RANKED, "count", "rows", "strongest", "after", "entries",
+    "top": Statistic(_RANKED, "count", "rows", "strongest", "after", "other",
                      "the k strongest a_ij and their j", {"weights": Top, "effects": Ranked}),
     "strongest": Statistic(("heads", "k"), "count", "edges", "strongest", "strongest", None,
                            "the k e_ij of largest magnitude, and i·keys + j", {"effects": Ranked}),
     "distance": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "row", "Σ_j a_ij |position of i - j|"),
-    "diagonal": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "entries", "a_ij of the key at i's position"),
-    "image": Statistic(_PICTURE, "size", "columns", None, "after", "rank", "mean of a over each pixel's area",
+    "diagonal": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "other", "a_ij of the key at i's position"),
+    "image": Statistic(_PICTURE, "size", "columns", None, "after", "other", "mean of a over each pixel's area",
                        {"weights": None, "effects": SignedImage}),
-    "groups": Statistic(_TABLE, "labels", "columns", None, "added", "rank", "Σ of a_ij between labelled spans",
+    "groups": Statistic(_TABLE, "labels", "columns", None, "added", "other", "Σ of a_ij between labelled spans",
                         {"weights": None, "effects": None}),
 }
 # fmt: on

@@ -19,7 +19,7 @@ from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe, known
-from clearhead.core.observations import operand, read_groups, values_of, wanted
+from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.problem import Problem
 from clearhead.core.rules import BROADCAST
 from clearhead.core.statistics import listed
@@ -179,20 +179,18 @@ def _chosen(task: Task, whole: Call) -> tuple[Call, range]:
 def _gradient(task: Task, x: Tensors) -> Tensors:
     """The gradients of inputs, each with the input's own shape and dtype."""
     by, whole, names = part(x, "by"), _whole(task, x), task.answers.split()
-    if "product" in by or (whole.problem.device != "cpu" and not _FUSED.issuperset(by)):  # more than the kernels have
-        return torch_recomputed.gradients(task, x)
     engine = engines.get(engines.choose(whole.problem, task.engine, what="gradients").engine)
+    if not (_FUSED.issuperset(by) and engine.GRADIENTS.issuperset(names)):
+        return torch_recomputed.gradients(task, x)
     call, rows = _chosen(task, whole)
     answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
-    groups = read_groups(whole.problem, tuple(map(x.get, LABELS))) if LABELS[0] in x else None
-    groups = groups and groups._replace(queries=groups.queries[:, task.queries])
     shapes: dict[str, Any] = {}  # in which gradients are asked for, from the inputs': 1 where these are broadcast
     for name in {"bias", "span_table"} & {*names}:
         *lead, heads, height, width = 1, 1, 1, *x[name].shape
         height = call.problem.queries if name == "bias" and height != 1 else height
         shapes[name] = call.problem.batch if any(n != 1 for n in lead) else 1, heads, height, width
     bias, spans = shapes.get("bias"), shapes.get("span_table")
-    made = backward.gradients(engine, call, answers, slopes, groups=groups, bias=bias, spans=spans)
+    made = backward.gradients(engine, call, answers, slopes, bias=bias, spans=spans)
     if "spans" in made:
         made["span_table"] = made.pop("spans")
     return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in names}

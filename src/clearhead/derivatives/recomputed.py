@@ -248,9 +248,18 @@ def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Ten
         "product": lambda: a.weights.mT @ x["g"],
         "received": lambda: definition.received(a)[..., None, :],
         "peak": lambda: torch.where(x["peak rows"] == x["row numbers"], a.weights, 0.0).sum(-2, keepdim=True),
-        "top_weights": lambda: torch.where(x["top places"] < 0, 0.0, take(a.weights, x["top places"].clamp(min=0), -1)),
+        "top_weights": lambda: _at(a.weights, x["top places"], x["places"]),
         "weights": lambda: a.weights,
         "image": lambda: x["image of queries"].mT @ a.weights @ x["image of keys"],
         "groups": lambda: x["groups of queries"].mT @ a.weights @ x["groups of keys"],
     }
     return tuple(made[name] if name in made else others[name]() for name in names)
+
+
+def _at(weights: Tensor, places: Tensor, keys: Tensor) -> Tensor:
+    """Each row's weights at these places among all keys; 0 at a place that is none of the block's keys."""
+    if not keys.shape[-1]:
+        return torch.zeros_like(places, dtype=weights.dtype)
+    local = places - keys[..., :1]
+    inside = (local >= 0) & (local < keys.shape[-1])
+    return torch.where(inside, take(weights, local.clamp(0, keys.shape[-1] - 1), -1), 0.0)

@@ -41,17 +41,20 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
 
 def gradients(task: Task, x: Tensors) -> Tensors:
     """The gradients that a task asks for, from those of any results, which no engine has."""
-    (given, form), upstream = _read(task, x), part(x, "by")
+    (given, form), upstream, names = _read(task, x), part(x, "by"), task.answers.split()
+    if not form.batch * form.heads * len(form.rows) * form.keys:
+        return {name: torch.zeros_like(x[name]) for name in names}
     still, by = _finite(_inputs(form, given, upstream), _shaped(given, form, upstream))
     if "top_weights" in by:
         still["top places"] = _shape(given, form, "top places", x["known:top_indices"]).long()
     if "peak" in by:
         still["peak rows"] = peak_rows(form, tuple(still), tuple(still.values()))
         still["row numbers"] = torch.arange(len(form.rows), device=x["q"].device)[None, :, None]
-    first = attention(form, tuple(by), tuple(still)).gradient([name in task.answers.split() for name in still])
+    first = attention(form, tuple(by), tuple(still)).gradient([name in names for name in still])
     made = dict(zip(first.gives, compute(first, *still.values(), *by.values()), strict=True))
-    zero = {name: torch.zeros_like(x[name]) for name in task.answers.split() if name not in made}
-    return {**zero, **{name: _input(given, form, name, y) for name, y in made.items()}}
+    return {
+        name: _input(given, form, name, made[name]) if name in made else torch.zeros_like(x[name]) for name in names
+    }
 
 
 def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensors:

@@ -1,9 +1,9 @@
 """The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.errors import EngineError
 
 Results = Mapping[str, Array]
-_P = ParamSpec("_P")
+Rows = Callable[[Call, Wanted], dict[str, Array]]
 _INT64 = np.dtype(np.int64)
-Pass = Callable[Concatenate[Call, _P], dict[str, Array]]
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
@@ -55,6 +54,8 @@ class Engine(Protocol):
 
     RULES: frozenset[str]  # the score rules that it computes with; a problem with another one is refused
 
+    GRADIENTS: frozenset[str]  # the inputs whose gradients it computes; those of others are recomputed
+
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
@@ -79,9 +80,9 @@ class Engine(Protocol):
     def gradients(self, call: Call, state: State, upstream: Upstream) -> Results:
         """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
-        They are in the problem's dtype. "v" only where upstream.output is given (then v is too): Σ_i a_ij·output_i,
-        summed over the query heads of a value head. By the score q_i·k_j the loss changes by scale·(1 -
-        tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes along which the bias is
+        They are in the problem's dtype, and v and upstream.output have it too. "v" only where upstream.output is given
+        (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j the loss
+        changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes along which the bias is
         broadcast; "spans", where asked, is dS summed over each pair of labels and over batch and heads where the table
         is broadcast, in float64. Both are in the statistics' dtype.
         """
@@ -100,35 +101,28 @@ def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[s
     return refusals(who, supported, problem.active_rules())
 
 
-def in_one_dtype(pass_: Pass[_P]) -> Pass[_P]:
-    """Let a pass take a v, or a gradient of the output, that has another dtype than q and k.
+def in_one_dtype(rows: Rows) -> Rows:
+    """Let a row pass take a v of another dtype than that of q and k.
 
     All are converted to float64 if v or the problem is in float64, else to float32, and the answers rounded to the
     dtypes that the problem's answers have.
     """
 
-    @wraps(pass_)
-    def run(call: Call, *more: _P.args, **named: _P.kwargs) -> dict[str, Array]:
+    @wraps(rows)
+    def run(call: Call, want: Wanted) -> dict[str, Array]:
         problem, v = call.problem, call.v
-        gradients = [x.output for x in more if isinstance(x, Upstream) and x.output is not None]
-        reads_v = bool(gradients) or any(isinstance(x, Wanted) and x.output for x in more)
-        if v is None or not reads_v or all(x.dtype == problem.dtype for x in (v, *gradients)):
-            return pass_(call, *more, **named)
-        wide = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-        rest = [
-            replace(x, output=x.output.astype(wide)) if isinstance(x, Upstream) and x.output is not None else x
-            for x in more
-        ]
-        in_wide = cast("Callable[..., dict[str, Array]]", pass_)
-        answers = in_wide(call.astype(wide), *rest, **named)
+        if v is None or not want.output or v.dtype == problem.dtype:
+            return rows(call, want)
+        answers = rows(
+            call.astype(np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)), want
+        )
         if "largest" in answers:  # logits have the bits that other passes over q and k compute
-            answers |= in_wide(call.with_values(None), Wanted(logsumexp=True))
+            answers |= rows(call.with_values(None), Wanted(logsumexp=True))
         usual = statistics_dtype(problem.dtype)
-        values = usual if any(getattr(x, "keep_float32", False) for x in more) else problem.dtype
-        dtypes = dict.fromkeys(("output", "q", "k", "v"), values) | {"top_indices": _INT64}
+        dtypes = {"output": usual if want.keep_float32 else problem.dtype, "top_indices": _INT64}
         return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in answers.items()}
 
-    return cast("Pass[_P]", run)
+    return run
 
 
 def kinds(

@@ -26,6 +26,7 @@ from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
 RULES = rules.EVERYWHERE
+GRADIENTS = frozenset(("q", "k", "v", "sinks", "bias", "span_table"))
 TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
 _ARRAYS = [pair for name in RULES - {"scale"} for pair in rules.RULES[name].fields.items() if pair[1]]  # field, axes
@@ -290,7 +291,6 @@ def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: 
     run("effects", problem, *map(bits, (call.q, call.k, call.v, known.g)), {**numbers, **more}, answers)
 
 
-@in_one_dtype
 def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
     """The gradients of q, k, v, the bias and the table of spans, in one pass over the blocks of keys."""
     call = call if upstream.output is not None else call.with_values(None)

@@ -31,6 +31,7 @@ STATISTICS = frozenset((
     "by_key", "by_query", "strongest",
 ))  # fmt: skip
 RULES = EVERYWHERE
+GRADIENTS = frozenset(("q", "k", "v", "sinks", "bias", "span_table"))
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

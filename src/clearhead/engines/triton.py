@@ -1,8 +1,8 @@
 """The Triton engine: launches the kernels in gpu/ on tensors in a GPU's memory; gpu/passes.py has its passes.
 
-It is experimental: its kernels have run in Triton's interpreter only, never on a GPU. It answers rows, columns without
-groups, single weights, Aᵀ·g and the first derivative, under all rules; it has no contributions, cut effects, forward
-mode or second derivatives, and its declarations say so.
+It is experimental: its kernels have run in Triton's interpreter only, never on a GPU. It answers rows, sums and maxima
+per key, single weights, Aᵀ·g and the first derivative but for that by a bias or a table of spans, under all rules; it
+has no pictures, groups, contributions, cut effects, forward mode or second derivatives, and its declarations say so.
 
 Sums are in float32 (float64 for float64). Products of float32 inputs use full precision unless PyTorch allows TF32
 (torch.backends.cuda.matmul.allow_tf32); of float32 numbers beside 16-bit call, three products of TF32. Triton's
@@ -27,6 +27,7 @@ except ImportError:
     triton, STATISTICS = None, frozenset()
 
 RULES = EVERYWHERE
+GRADIENTS = frozenset(("q", "k", "v", "sinks"))
 
 
 def missing() -> str:

@@ -3,8 +3,8 @@
     dS_ij = a_ij·(dO_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|)
 
 A program of the first kernel owns a strip of keys and sums dK and dV; one of the second owns a strip of queries and
-sums dQ; one of the third owns a tile of the bias, one of the last sums over the labels of a table of spans. Each result
-has one writer and no atomics, so it is deterministic.
+sums dQ. Each result has one writer and no atomics, so it is deterministic. The gradients of a bias and of a table of
+spans are recomputed (derivatives/torch_recomputed.py).
 """
 
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LN2, any_seen, distances, logits, scaled, score_grad
-from clearhead.engines.gpu.sweeps import over_keys, over_queries, placed, program_strip
+from clearhead.engines.gpu.rules import LN2, distances, logits, scaled, score_grad
+from clearhead.engines.gpu.sweeps import over_keys, over_queries, program_strip
 from clearhead.engines.gpu.tiles import indices, key_block, log_weights, mixed, product, query_block, store_rows
 
 
@@ -34,7 +34,6 @@ class Slopes(NamedTuple):
     """What a tile of the backward pass multiplies; 0 where masked."""
 
     weights: Any
-    by_logit: Any  # dS
     by_score: Any  # the gradients of q·k, as score_grad has them
     visible: Any
 
@@ -66,7 +65,7 @@ def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED
     visible = (s > -float("inf")) | (s != s)
     logs = log_weights(s, loss.state, line, i < rules.queries)
     p = tl.exp2(logs)
-    by_logit, by_score = p, p
+    by_score = p
     if loss.rows is not None:
         inner = tl.zeros((1, 1), sizes.FLOAT)
         if inputs.v is not None:
@@ -74,9 +73,8 @@ def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED
         by_logit = tl.where(p == 0, 0.0, p * _slope(inner, loss, logs * LN2, rules, b, h, i, j))
         by_score = score_grad(by_logit, scores, rules, h)
     if MASKED:
-        p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
-        by_score = tl.where(visible, by_score, 0.0)
-    return Slopes(p, by_logit, by_score, visible)
+        p, by_score = tl.where(visible, p, 0.0), tl.where(visible, by_score, 0.0)
+    return Slopes(p, by_score, visible)
 
 
 @triton.jit
@@ -122,68 +120,5 @@ def queries(inputs, rules, loss, out, sizes):
     strip = program_strip(rules, rules.queries, sizes.M)
     block = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
-    by_q = over_keys(_add_keys, by_q, (inputs, block, loss), rules, strip, None, sizes)
+    by_q = over_keys(_add_keys, by_q, (inputs, block, loss), rules, strip, sizes)
     store_rows(out, strip.line, strip.inside, scaled(by_q, rules), sizes.d_k)
-
-
-@triton.jit
-def bias(inputs, rules, loss, out, batch, bias_batch, bias_heads, across_queries, across_keys, sizes):
-    """Σ dS over the bias's broadcast axes. Program (tile of keys × tile of queries × the bias's batch · heads).
-
-    across_queries is the number of queries if the bias is broadcast over them (a program then sums over all), else 1;
-    across_keys likewise. Tiles are (N, N).
-    """
-    height, width = rules.queries, rules.keys
-    if across_queries > 1:
-        height = 1
-    if across_keys > 1:
-        width = 1
-    tile_j, rest = placed(tl.cdiv(width, sizes.N))
-    tiles = tl.cdiv(height, sizes.N)
-    tile_i, number = rest % tiles, rest // tiles
-    first_b, first_h = number // bias_heads, number % bias_heads
-    total = tl.zeros((sizes.N, sizes.N), sizes.FLOAT)
-    for more_b in range(batch // bias_batch):
-        b = first_b + more_b
-        for more_h in range(rules.heads // bias_heads):
-            h = first_h + more_h
-            for start_i in range(0, across_queries, sizes.N):
-                rows = query_block(inputs, rules, b, h, tile_i * sizes.N + start_i, sizes.N, sizes)
-                for start_j in range(0, across_keys, sizes.N):
-                    start = tile_j * sizes.N + start_j
-                    j = start + tl.arange(0, sizes.N)
-                    if any_seen(rules, b, h, rows.index[:, None], j[None, :]):
-                        block = key_block(inputs, rules, b, h, start, sizes.N, sizes)
-                        total += slopes(rows, block, inputs, loss, rules, b, h, False, True, sizes).by_logit
-    if across_queries > 1:
-        total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (sizes.N, sizes.N))
-    if across_keys > 1:
-        total = tl.broadcast_to(tl.sum(total, axis=1)[:, None], (sizes.N, sizes.N))
-    i, j = tile_i * sizes.N + tl.arange(0, sizes.N)[:, None], tile_j * sizes.N + tl.arange(0, sizes.N)[None, :]
-    place = out + (number.to(tl.int64) * height + i) * width + j
-    tl.store(place, total, mask=(i < height) & (j < width))
-
-
-@triton.jit
-def _add_labels(total, job, rules, strip, start, MASKED: tl.constexpr, sizes):
-    inputs, block, loss, labels = job
-    keys = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    tile = slopes(keys, block, inputs, loss, rules, strip.b, strip.h, True, MASKED, sizes)
-    place = rules.key_spans + strip.b.to(tl.int64) * rules.keys + keys.index
-    chosen = tl.load(place, mask=keys.index < rules.keys, other=-1)[None, :] == labels[:, None]
-    return mixed(total, chosen.to(sizes.FLOAT), chosen, tile.by_logit, MASKED, sizes.PRECISION)
-
-
-@triton.jit
-def spans(inputs, rules, loss, out, first, count, sizes, D: tl.constexpr):
-    """Σ_j dS_ij over the keys of each of `count` labels from `first` on, into out (batch, heads, queries, count).
-
-    Program (strip of queries × batch · heads). The sum is a product with ones and zeros.
-    """
-    strip = program_strip(rules, rules.queries, sizes.M)
-    block = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
-    e = tl.arange(0, D)
-    total = tl.zeros((D, sizes.M), sizes.FLOAT)
-    total = over_keys(_add_labels, total, (inputs, block, loss, first + e), rules, strip, None, sizes)
-    place = out + strip.line[None, :] * count + e[:, None]
-    tl.store(place, total, mask=strip.inside[None, :] & (e < count)[:, None])

@@ -23,7 +23,6 @@ from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.rules import Inputs, Results, TileSizes
 
 Answers = dict[str, torch.Tensor]
-BAND = 64  # labels of keys per launch
 STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -58,17 +57,17 @@ class Pass:
         self.rules = gpu.rules(problem, self.device)
         self.inputs = Inputs(*(None if x is None else gpu.strided(x, problem) for x in (q, k, v, g)))
 
-    def launch(self, kernel: Any, programs: int, sizes: TileSizes | None = None, **arguments: Any) -> None:
+    def launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
         """Run so many programs of a kernel."""
-        sizes = sizes or self.sizes
+        sizes = self.sizes
         kernel[(programs,)](
             inputs=self.inputs, rules=self.rules, sizes=TileSizes(*sizes[:2], *map(language.constexpr, sizes[2:])),
             **arguments, num_warps=8, num_stages=sizes.STAGES,
         )  # fmt: skip
 
-    def strips(self, length: int, size: int | None = None) -> int:
-        """How many programs it takes for so many queries or keys of a head, `size` or M a program."""
-        return -(-length // (size or self.sizes.M))
+    def strips(self, length: int) -> int:
+        """How many programs it takes for so many queries or keys of a head, M a program."""
+        return -(-length // self.sizes.M)
 
     def contiguous(self, x: Array | None) -> torch.Tensor | None:
         """Numbers per query or key, in the statistics' dtype."""
@@ -120,18 +119,7 @@ def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
     results = run.rooms(kinds(problem, want, want.columns(), column_kernels.STATISTICS))
-    per_key = {name: tensor for name, tensor in results.items() if name in Results._fields}
-    if per_key:
-        _columns(run, state, Results(**per_key))
-    if "image" in results and results["image"].numel() and not run.empty:
-        height, width = results["image"].shape[-2:]
-        # a pixel reads whole tiles: small ones where it has few queries and keys
-        small = [gpu.padded(size // pixels) for size, pixels in ((problem.queries, height), (problem.keys, width))]
-        sizes = run.sizes._replace(M=min(run.sizes.M, small[0]), N=min(run.sizes.N, small[1]))
-        run.launch(
-            column_kernels.pixels, height * width * run.heads, sizes, state=run.states(state),
-            to=results["image"], height=height, width=width,
-        )  # fmt: skip
+    _columns(run, state, Results(**results))
     return _arrays(results, call.q)
 
 
@@ -166,9 +154,8 @@ def transposed(call: Call, state: State, g: Array) -> Array:
 
 
 @_there
-@in_one_dtype
 def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
-    """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic.
+    """The gradients of q, k and v. Each element has one writer: results are deterministic.
 
     Values with more than MOST_D columns are taken in slices, whose gradients add up, as dS is linear in dO.
     """
@@ -185,9 +172,9 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         by_v.append(part.pop("v"))
         sums = {name: sums[name] + x if sums else x for name, x in part.items()}
         nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=by_v[0].device), call.q)
-        upstream = Upstream(nothing, output, bias=upstream.bias, spans=upstream.spans)
+        upstream = Upstream(nothing, output)
     sums["v"] = torch.cat(by_v, -1)
-    return _arrays({name: x.to(number) if name in "qkv" else x for name, x in sums.items()}, call.q)
+    return _arrays({name: x.to(number) for name, x in sums.items()}, call.q)
 
 
 def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype) -> Answers:
@@ -196,9 +183,6 @@ def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype
     run = Pass(call, "gradients", None if call.v is None else upstream.output)
     shapes = {name: x.shape for name, x in zip("qkv", (call.q, call.k, call.v), strict=True) if x is not None}
     results = {name: run.zeros(problem.batch, problem.heads, *shape[2:]) for name, shape in shapes.items()}
-    for name, shape in (("bias", upstream.bias), ("spans", upstream.spans)):
-        if shape is not None:
-            results[name] = run.zeros(*shape)
     if not run.empty:
         names = (name for name in Loss._fields if name != "state")
         loss = Loss(run.states(state), *(run.contiguous(getattr(upstream, name)) for name in names))
@@ -207,45 +191,7 @@ def _gradients(call: Call, state: State, upstream: Upstream, number: torch.dtype
             out_v=results.get("v"),
         )  # fmt: skip
         run.launch(gradient_kernels.queries, run.strips(problem.queries) * run.heads, loss=loss, out=results["q"])
-        if upstream.bias is not None:
-            _bias(run, loss, results["bias"])
-        if upstream.spans is not None and results["spans"].numel():
-            _spans(run, loss, results["spans"])
     for name, (batch, heads, *rest) in shapes.items():  # a head of k or v has the sum of its query heads'
         group = problem.heads // max(1, heads)
         results[name] = results[name].reshape(batch, heads, group, *rest).sum(2).to(number)
     return results
-
-
-def _bias(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
-    problem, size = run.problem, run.sizes.N
-    batch, heads, queries, keys = gradient.shape
-    run.launch(
-        gradient_kernels.bias, run.strips(queries, size) * run.strips(keys, size) * batch * heads, loss=loss,
-        out=gradient, batch=problem.batch, bias_batch=batch, bias_heads=heads,
-        across_queries=problem.queries // queries, across_keys=problem.keys // keys,
-    )  # fmt: skip
-
-
-def _spans(run: Pass, loss: Loss, gradient: torch.Tensor) -> None:
-    """The gradient of the table, in bands of its columns; sums over queries, heads and batch are in float64."""
-    problem, sizes = run.problem, run.sizes._replace(M=run.sizes.N)
-    batch, heads, height, width = gradient.shape
-    assert problem.query_spans is not None
-    labels = np.where(problem.query_spans < 0, height, problem.query_spans)  # a last row for queries without a label
-    places = (
-        gpu.to_device(np.arange(problem.batch)[:, None], np.int64, run.device),
-        gpu.to_device(labels, np.int64, run.device),
-    )
-    for first in range(0, width, BAND):
-        count = min(BAND, width - first)
-        sums = run.zeros(problem.batch, problem.heads, problem.queries, count)
-        run.launch(
-            gradient_kernels.spans, run.strips(problem.queries, sizes.M) * run.heads, sizes, loss=loss, out=sums,
-            first=first, count=count, D=gpu.padded(count),
-        )  # fmt: skip
-        by_label = run.zeros(problem.batch, height + 1, problem.heads, count, dtype=torch.float64)
-        by_label.index_put_(places, sums.double().movedim(1, 2), accumulate=True)
-        pooled = by_label[:, :height].movedim(2, 1)
-        pooled = pooled if heads == problem.heads else pooled.sum(1, keepdim=True)
-        gradient[..., first : first + count] = pooled if batch == problem.batch else pooled.sum(0, keepdim=True)

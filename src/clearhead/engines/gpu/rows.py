@@ -74,7 +74,7 @@ def rows(inputs, rules, want, count, sizes, TOP: tl.constexpr):
     places = tl.zeros((sizes.M, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
     top, output = tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     state = lowest, none, none, none, lowest, top, places, output
-    state = over_keys(_absorb, state, (inputs, queries, want), rules, strip, None, sizes)
+    state = over_keys(_absorb, state, (inputs, queries, want), rules, strip, sizes)
     _finish(state, rules, strip, want, count, sizes)
 
 

@@ -26,36 +26,23 @@ class Strip(NamedTuple):
 
 
 @triton.jit
-def placed(tiles):
-    """A program's tile and its index in batch · heads, both on the grid's first axis: others hold 65,535 at most."""
-    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
-
-
-@triton.jit
-def strip_of(rules, b, h, start, size, M: tl.constexpr):
-    """The Strip of a head's M queries or keys from `start` on, of `size` in all."""
-    index = start + tl.arange(0, M)
-    line = (b * rules.heads + h).to(tl.int64) * size + index
-    return Strip(b, h, start, start + M - 1, index, index < size, line)
-
-
-@triton.jit
 def program_strip(rules, size, M: tl.constexpr):
-    """The strip of a program of (strips of the `size` queries or keys × batch · heads)."""
-    strip, head = placed(tl.cdiv(size, M))
-    return strip_of(rules, head // rules.heads, head % rules.heads, strip * M, size, M)
+    """The strip of a program of (strips of the `size` queries or keys × batch · heads).
+
+    All programs are on the grid's first axis: others hold 65,535 at most.
+    """
+    strips = tl.cdiv(size, M)
+    head, start = tl.program_id(0) // strips, tl.program_id(0) % strips * M
+    index = start + tl.arange(0, M)
+    line = head.to(tl.int64) * size + index
+    return Strip(head // rules.heads, head % rules.heads, start, start + M - 1, index, index < size, line)
 
 
 @triton.jit
-def over_keys(step: tl.constexpr, state, job, rules, strip, part, sizes):
-    """The state after all keys that the queries of a strip may see; of the blocks in `part`, its first and its end."""
-    low, full_low, full_high, high = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
-    if part is not None:
-        low = tl.maximum(low, part[0] // sizes.N * sizes.N)
-        high = tl.maximum(tl.minimum(high, tl.cdiv(part[1], sizes.N) * sizes.N), low)
-        full_low = tl.minimum(tl.maximum(full_low, low), high)
-        full_high = tl.minimum(tl.maximum(full_high, full_low), high)
-    return _sweep(step, state, job, rules, strip, (low, full_low, full_high, high), True, sizes)
+def over_keys(step: tl.constexpr, state, job, rules, strip, sizes):
+    """The state after all keys that the queries of a strip may see."""
+    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    return _sweep(step, state, job, rules, strip, ranges, True, sizes)
 
 
 @triton.jit
