@@ -48,7 +48,6 @@ def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, secon
     assert E.dtype == widest
     near = {"rtol": 20 * np.finfo(widest).eps, "atol": 1e-14 if widest == np.float64 else 1e-6}
     np.testing.assert_allclose(E[...], expected, **near)
-    assert A.contributions(v).dtype == (np.float64 if np.float64 in (first, second) else np.float32)
 
 
 def test_autocast_narrows_q_k_and_v_and_leaves_g():
@@ -105,7 +104,7 @@ def matrix() -> ch.AttentionMatrix:
 def test_creating_one_computes_nothing(monkeypatch: pytest.MonkeyPatch):
     let_no_engine_run(monkeypatch)
     for g in (G, G.astype(np.float32)):
-        for E in (matrix().cut_effects(V, g), matrix().contributions(V, g), matrix().contributions(V)):
+        for E in (matrix().cut_effects(V, g), matrix().contributions(V, g)):
             assert (E.shape, E.dtype, len(E), E.size) == ((2, 4, 6, 5), np.float64, 2, 240)
             with pytest.raises(AssertionError, match="work began"):
                 E.by_key()
@@ -124,17 +123,13 @@ def test_effects_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch)
             call()
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "g", "output"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "g"])
 def test_tensors_of_a_graph_are_refused_and_taken_without_it(name: str):
     rng = fresh()
     inputs = {n: torch.from_numpy(rng.standard_normal(x.shape)) for n, x in {"q": Q, "k": K, "v": V, "g": G}.items()}
-    inputs["output"] = torch.from_numpy(rng.standard_normal((12, 7)))
 
     def effects() -> Any:
-        A = ch.AttentionMatrix(inputs["q"], inputs["k"])
-        if name == "output":
-            return A.contributions(inputs["v"], output=inputs["output"])
-        return A.cut_effects(inputs["v"], inputs["g"])
+        return ch.AttentionMatrix(inputs["q"], inputs["k"]).cut_effects(inputs["v"], inputs["g"])
 
     plain = effects()[...]
     inputs[name] = inputs[name].clone().requires_grad_()

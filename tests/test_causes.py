@@ -1,4 +1,4 @@
-"""Contributions, cuts and norms of single edges: those of the float64 reference, of forbidding each, and of tiles."""
+"""Contributions and cuts of single edges: those of the float64 reference, of forbidding each, and of tiles."""
 
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
@@ -32,7 +32,7 @@ from clearhead.core.statistics import ORDERS, Groups, Order, Wanted
 from clearhead.engines import native, state_of
 from problems import Case, cases, draw_layout, examples, on_every_engine
 from seeds import fresh, normal
-from slack import Slack, assert_close
+from slack import assert_close
 from test_reference import areas
 
 KIND = st.sampled_from(("cut", "contribution", "moved"))
@@ -80,20 +80,6 @@ def test_spans_of_narrow_arrays_are_as_precise_as_statistics(engine: str, case: 
     allowed = Causes(case).allowed.sum((-1, -2))
     result = causes.made("cut", engine=engine).spans(*labels)
     assert_close(result, truth, case.restore(allowed)[..., None, None], "spans")
-
-
-@on_every_engine(ENGINES, times=0.5, limits=SMALL, projected=st.booleans())
-def test_norms_are_those_of_the_dense_products(engine: str, case: Case, projected: bool):  # noqa: FBT001
-    problem, v = case.problem, case.given.v.astype(np.float64)
-    values = np.repeat(v, problem.heads // max(1, v.shape[1]), axis=1)
-    output = normal(problem.heads * v.shape[-1], 5).astype(case.v.dtype) if projected else None
-    if output is not None:
-        values = np.einsum("bhkd,hdm->bhkm", values, output.astype(np.float64).reshape(problem.heads, -1, 5))
-    lengths = np.linalg.norm(values, axis=-1)[:, :, None]
-    E = case.matrix(engine=engine).contributions(case.v, output=output)
-    allowed = 4 * Slack(case).weights * (lengths.max(initial=0.0) + 1)
-    assert_close(E[...], case.restore(case.book.weights * lengths), case.restore(allowed))
-    assert (E.kind, E.dtype) == ("norm", case.matrix().dtype)
 
 
 def exact_cuts(logits: Array, t: Array, sink: float | None) -> list[list[Decimal]]:

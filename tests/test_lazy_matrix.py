@@ -198,14 +198,14 @@ def test_copies_have_the_same_bits_under_every_rule(tensors: bool, case: Case, k
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("kind", ["cut", "contribution", "norm"])
+@pytest.mark.parametrize("kind", ["cut", "contribution"])
 @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
 def test_copies_of_causes_have_the_same_bits_and_what_is_known(how: str, kind: str, tensors: bool, monkeypatch: Any):  # noqa: FBT001
     q, k, v, g = (normal(*shape, dtype=np.float32) for shape in ((2, 4, 6, 8), (2, 2, 5, 8), (5, 3), (6, 3)))
     if tensors:
         q, k, v, g = (torch.from_numpy(x) for x in (q, k, v, g))
     A = ch.AttentionMatrix(q, k, causal=True, query_offset=0, sinks=[0.1] * 4)
-    E = A.cut_effects(v, g) if kind == "cut" else A.contributions(v, g if kind == "contribution" else None)
+    E = A.cut_effects(v, g) if kind == "cut" else A.contributions(v, g)
     before = E.observe(by_key=True, strongest=5)
     other = COPIES[how](E)
     assert (repr(other), other.shape, other.dtype, other.kind) == (repr(E), E.shape, E.dtype, kind)
@@ -300,7 +300,9 @@ def test_every_repr_is_one_line():
         "EffectMatrix(contribution, batch 12, heads 8, queries 16384, keys 16384) float64": (
             wide.contributions(many, many)
         ),
-        "TransposedMatrix of EffectMatrix(norm, queries 30, keys 30) float64": narrow.contributions(q[0]).T,
+        "TransposedMatrix of EffectMatrix(contribution, queries 30, keys 30) float64": narrow.contributions(
+            q[0], q[0]
+        ).T,
         "Ranked(values (2, 30, 2), indices (2, 30, 2))": effects.top,
         "Strongest(batch (3,), head (3,), query (3,), key (3,), value (3,))": effects.strongest,
         "SignedImage(mean (2, 2, 2), largest (2, 2, 2))": effects.image,

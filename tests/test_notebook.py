@@ -44,7 +44,7 @@ def results():
     lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
     made = {"cuts": E, "moved": A.cut_effects(v, v, rest="first"), "strongest": E.strongest(5)}
-    made |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}
+    made |= {"contributions": A.contributions(v, v), "plan": ch.plan(q, k, v)}
     return made | lists | {"seen": seen, "plain": plain, "why": ch.explain(TEXT), "explain": ch.explain(TEXT)}
 
 

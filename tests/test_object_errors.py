@@ -54,7 +54,6 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
     TypeError: {
         f"v is int64: {FLOAT}": [lambda: A @ np.ones(5, int), lambda: cuts(v=np.ones((2, 2, 5, 3), int))],
         f"g is a str: {ARRAY}": lambda: cuts(g="loss"),
-        f"output is int64: {FLOAT}": lambda: A.contributions(V, output=np.ones((12, 7), int)),
         "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": [
             observe(groups=(np.zeros(6), LABELS[1])),
             lambda: cuts().spans(np.zeros(6), LABELS[1]),
@@ -81,12 +80,6 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         "hint: the matrix is (queries 3, keys 3).": lambda: matrix() @ np.ones((1, 3, 2)),
         "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
         "hint: o = A @ v; g, = torch.autograd.grad(number, o)": lambda: cuts(g=np.ones((2, 4, 6, 12))),
-        "output is given together with g: it is for norms, and g has been carried through W_O.\n\n"
-        "hint: leave it out.": lambda: A.contributions(V, G, output=np.ones((12, 7))),
-        "output has shape (7, 12): expected W_O, (heads·d_v 12, d_model).\n\n"
-        "hint: a linear layer's weight is (d_model, heads·d_v): output=weight.T": lambda: A.contributions(
-            V, output=np.ones((7, 12))
-        ),
         "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"": lambda: (
             cuts().top(3, "biggest")
         ),

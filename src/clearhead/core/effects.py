@@ -23,7 +23,7 @@ from clearhead.core.axes import Array, part_of
 from clearhead.core.state import State
 from clearhead.errors import check_known
 
-Kind = Literal["contribution", "cut", "moved", "norm"]
+Kind = Literal["contribution", "cut", "moved"]
 Rest = Literal["renormalise", "first"]
 
 

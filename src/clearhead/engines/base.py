@@ -82,9 +82,9 @@ class Engine(Protocol):
 
         They are in the problem's dtype, and v and upstream.output have it too. "v" only where upstream.output is given
         (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j the loss
-        changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes along which the bias is
-        broadcast; "spans", where asked, is dS summed over each pair of labels and over batch and heads where the table
-        is broadcast, in float64. Both are in the statistics' dtype.
+        changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes
+        along which the bias is broadcast; "spans", where asked, is dS summed over each pair of labels and over batch
+        and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
         """
 
     def others(self, call: Call, g: Array) -> Others:

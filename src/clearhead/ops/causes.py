@@ -1,4 +1,4 @@
-"""EffectMatrix: what every edge did, exact at the head's output and never stored; contributions, cuts and norms.
+"""EffectMatrix: what every edge did, exact at the head's output and never stored; contributions and cuts.
 
 core/effects.py has the formulas; the engines compute tiles of it.
 """
@@ -11,7 +11,6 @@ import numpy as np
 
 from clearhead.core import room
 from clearhead.core.arrays import (
-    FLOATS,
     as_array,
     broadcast,
     device_of,
@@ -20,7 +19,7 @@ from clearhead.core.arrays import (
     to_device_of,
     unrepeated,
 )
-from clearhead.core.axes import WEIGHTS, Array, blocks, group_size, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.effects import Kind, Terms, read_rest, terms_of_cuts
 from clearhead.core.observations import operand, values_of, wanted
@@ -35,20 +34,19 @@ from clearhead.core.statistics import (
     joined_arrays,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import RuleError, ShapeError
 from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.spans_cut import cut_spans
 
 Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
-_BLOCK = 4096  # keys whose projected values are held at a time
 
 
 class EffectMatrix(Shown, LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cut_effects`, which have the formulas. `kind` is
-    "contribution", "cut", "moved" (a cut with rest="first") or "norm". Where query i may not see key j, e_ij is 0.
+    "contribution", "cut" or "moved" (a cut with rest="first"). Where query i may not see key j, e_ij is 0.
 
     Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
     cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
@@ -287,14 +285,8 @@ class EffectMatrix(Shown, LazyMatrix):
         return restore(whole[..., 0] if vector else whole)
 
 
-def contributions(weights: Any, v: Any, g: Any, output: Any) -> EffectMatrix:
-    """Make the matrix of contributions along g, or of norms where g is None. Raises RuleError where both are given."""
-    if g is None:
-        return EffectMatrix("norm", *_values_norms(weights, v, output))
-    if output is not None:
-        raise RuleError(
-            "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
-        )
+def contributions(weights: Any, v: Any, g: Any) -> EffectMatrix:
+    """Make the matrix of contributions along g."""
     return EffectMatrix("contribution", *_along_g(weights, v, g))
 
 
@@ -326,17 +318,6 @@ def _along_g(weights: Any, v: Any, g: Any) -> Inputs:
     return _in_one_dtype(weights, values, broadcast(along, (*rows, along.shape[-1])))
 
 
-def _values_norms(weights: Any, v: Any, output: Any) -> Inputs:
-    """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
-    problem = weights.call.problem
-    values = values_of(problem, v, problem.kv_heads, problem.heads)
-    projection = None if output is None else _projection(weights, output, values.shape[-1])
-    _check_room(values, np.dtype(np.float64))
-    result = _norms(on_cpu(values), projection, problem.heads).astype(statistics_dtype(values.dtype))
-    ones = broadcast(np.ones((), result.dtype), (problem.batch, problem.heads, problem.queries, 1))
-    return _in_one_dtype(weights, to_device_of(result, values), to_device_of(ones, values))
-
-
 def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
     """Convert all to their common dtype: theirs where it is one, else float64 if any is float64, else float32."""
     dtypes = {weights.call.problem.dtype, v.dtype, g.dtype}
@@ -346,34 +327,6 @@ def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
     _check_room(v, dtype)
     known = weights.known_state if statistics_dtype(dtype) == weights.dtype else None
     return weights.with_call(weights.call.astype(dtype), known), v.astype(dtype), g.astype(dtype)
-
-
-def _projection(weights: Any, output: Any, d_v: int) -> Array:
-    """W_O in float64, (heads·d_v, d_model)."""
-    projection = on_cpu(as_array(output, "output", weights.call.problem.device)[0])
-    if projection.dtype not in FLOATS:
-        raise DtypeError(f"output is {projection.dtype}: expected float64, float32, bfloat16 or float16.")
-    rows = weights.call.problem.heads * d_v
-    if projection.ndim != 2 or projection.shape[0] != rows:
-        turned = projection.ndim == 2 and projection.shape[1] == rows
-        raise ShapeError(
-            f"output has shape {projection.shape}: expected W_O, (heads·d_v {rows}, d_model).",
-            "a linear layer's weight is (d_model, heads·d_v): output=weight.T" if turned else "",
-        )
-    return projection.astype(np.float64)
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def _norms(v: Array, weights: Array | None, heads: int) -> Array:
-    """‖v_j‖, (batch, heads of v, keys, 1), or with W_O ‖v_j·W_O‖, (batch, heads, keys, 1)."""
-    batch, kv_heads, keys, d_v = v.shape
-    result = np.empty((batch, kv_heads if weights is None else heads, keys, 1))
-    for head in range(result.shape[1]):
-        for part in blocks(keys, _BLOCK):
-            values = v[:, head // group_size(result.shape[1], kv_heads), part].astype(np.float64)
-            projected = values if weights is None else values @ weights[head * d_v : (head + 1) * d_v]
-            result[:, head, part] = np.linalg.norm(projected, axis=-1, keepdims=True)
-    return result
 
 
 def _check_room(v: Array, dtype: np.dtype[Any]) -> None:

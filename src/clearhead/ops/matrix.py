@@ -309,19 +309,16 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
         return observation(answers, *sizes, sinks=problem.sinks is not None)
 
-    def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> EffectMatrix:
+    def contributions(self, v: Any, g: Any) -> EffectMatrix:
         """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
 
-        v        (…, kv_heads or heads, keys, d_v), or one for all heads, (keys, d_v)
-        g        (…, heads, queries, d_v): the derivative of any number by the head's output; None for norms
-        output   without g: W_O (heads·d_v, d_model), for the norms after the projection
+        v   (…, kv_heads or heads, keys, d_v), or one for all heads, (keys, d_v)
+        g   (…, heads, queries, d_v): the derivative of any number by the head's output
 
-        Over the keys, contributions sum to g_i·o_i. Without g, the norm a_ij·‖v_j‖, or a_ij·‖v_j·W_O‖. Creating it
-        computes nothing but the values' norms. float32, or float64 where q, v or g is; under autocast v is narrowed as
-        q and k are. Raises ShapeError or DtypeError for arrays that do not fit or require grad, RuleError where g and
-        output are both given or PyTorch records a graph for q, k or a rule, EngineError where the engine named computes
-        no effects.
-        Source: Kobayashi et al. 2020, section 3, for the norms.
+        Over the keys, contributions sum to g_i·o_i. Creating it computes nothing. float32, or float64 where q, v or g
+        is; under autocast v is narrowed as q and k are. Raises ShapeError or DtypeError for arrays that do not fit or
+        require grad, RuleError where PyTorch records a graph for q, k or a rule, EngineError where the engine named
+        computes no effects.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
@@ -329,8 +326,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         array([[2., 0.],
                [1., 3.]])
         """
-        plain = self._plain("contributions", "A.contributions(v, g)")
-        return causes.contributions(plain, v, g, output)
+        return causes.contributions(self._plain("contributions", "A.contributions(v, g)"), v, g)
 
     def cut_effects(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> EffectMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.

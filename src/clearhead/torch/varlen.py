@@ -4,8 +4,7 @@ The native engine reads pages where they lie (native/ragged.hpp). Any other engi
 with its keys gathered.
 """
 
-import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Unpack
@@ -23,7 +22,6 @@ from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
-from clearhead.core.torch_state import plain
 from clearhead.engines import native
 from clearhead.engines.base import Engine, room_for_ragged
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
@@ -33,9 +31,6 @@ _KEYS = ("received",)  # what is answered for each key; all else is for each que
 _OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
 _RUN = 16  # a page has a multiple of so many rows: kRun in native/attend.hpp
 _NAMES = ("query", "key", "value")
-_PLAIN = (int, float, bool, type(None))
-_MOST = 256  # different calls
-_calls: dict[Hashable, tuple[Problem, dict[str, Any]]] = {}  # and the answers' shapes and dtypes
 Prepared = Callable[[Array, Array, Array, tuple[Array | None, ...], Array | None], dict[str, Array]]
 Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
 
@@ -107,20 +102,9 @@ def varlen_attn(
     lse = return_aux is not None and read_flag("return_aux.lse", getattr(return_aux, "lse", return_aux))
     named: dict[str, Any] = {**asked, "logsumexp": True} if lse else dict(asked)
     tensors = query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
-    call: Hashable = None
-    if all(x is None for x in (alibi_slopes, sinks, engine, num_threads)) and isinstance(window_size, tuple):
-        values = *window_size, scale, softcap, enable_gqa, *named.values()
-        if all(type(x) in _PLAIN for x in values):
-            call = *named, *values, *map(type, values)  # the types: True and 1 are equal
-    results = None if call is None else _repeated(call, tensors)
-    if results is None:
-        want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
-        rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
-        problem, results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
-        if call is not None and problem is not None and all(x is None or isinstance(x, Tensor) for x in tensors):
-            if len(_calls) >= _MOST:
-                _calls.pop(next(iter(_calls)))
-            _calls[call, _kinds(*tensors[:3])] = problem, {name: (x.shape[1:], x.dtype) for name, x in results.items()}
+    want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
+    rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
+    results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
     if asked:
         return Answers(**joined_arrays(results))
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
@@ -255,8 +239,8 @@ def _keys_of(x: Array, layout: Layout, request: int) -> Array:
 
 def _checked(
     tensors: Tensors, enable_gqa: Any, rules: Any, engine: str | None, num_threads: int | None, want: Wanted
-) -> tuple[Problem | None, dict[str, Any]]:
-    """The answers by name; and the problem of one query and key, where the native engine computed them."""
+) -> dict[str, Any]:
+    """The answers by name."""
     (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
     layout = _layout(q, k, v, tensors[3:], enable_gqa)
     problem = _problem(q, k, v, 1, 1, num_threads, rules)
@@ -269,7 +253,7 @@ def _checked(
         native.ragged(problem, q, k, v, (layout.starts, ends, layout.lengths, table), results)
     else:
         _one_by_one(chosen, rules, (q, k, v), layout, want, results)
-    return problem if chosen is native else None, {name: restore(x) for name, x in results.items()}
+    return {name: restore(x) for name, x in results.items()}
 
 
 def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, Any], asked: Any) -> Prepared:
@@ -297,7 +281,7 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
             return answers
         arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
         wanted = replace(want, output=output is not None)
-        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=wanted)[1]
+        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=wanted)
         if output is not None:
             output[:] = read_bits(results.pop("output"))
         return {name: x.numpy() for name, x in results.items()}
@@ -322,31 +306,6 @@ def _one_by_one(
             part = slice(first, first + count) if name in _KEYS else slice(start, stop)
             x[part] = answers[name][0].swapaxes(0, 1)
         first += count
-
-
-def _kinds(q: Tensor, k: Tensor, v: Tensor) -> Hashable:
-    return q.shape[1:], k.shape[-2:], v.shape[-2:], k.ndim, q.dtype, k.dtype, v.dtype
-
-
-def _repeated(call: Hashable, tensors: Tensors) -> dict[str, Tensor] | None:
-    """The answers, if a call like this was checked before; else, or where something does not fit, None."""
-    present = [x for x in tensors if x is not None]
-    if not plain(*present) or "CLEARHEAD_ENGINE" in os.environ:
-        return None
-    try:
-        known = _calls.get((call, _kinds(*tensors[:3])))
-        if known is None:
-            return None
-        q, k, v, *where = tensors
-        sizes = {name: len(q) for name in known[1]}
-        if "received" in sizes:
-            sizes["received"] = len(k) if where[2] is None else int(where[2].sum())
-        made = {name: torch.empty((sizes[name], *tail), dtype=dtype) for name, (tail, dtype) in known[1].items()}
-        answers = {name: read_bits(x) for name, x in made.items()}
-        native.ragged(known[0], read_bits(q), read_bits(k), read_bits(v), tuple(map(read_bits, where)), answers)
-    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
-        return None
-    return made
 
 
 def read_bits(x: Tensor | None) -> Any:
