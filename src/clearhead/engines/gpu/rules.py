@@ -88,17 +88,13 @@ class RuleArguments(NamedTuple):
     kv_segments: Any  # (batch, keys)
     query_spans: Any  # (batch, queries): a row of the table
     key_spans: Any  # (batch, keys): a column of it
-    first_key: Any  # (batch, queries): the first key of the query's segment
-    end_key: Any  # … and the end of these keys
-    first_query: Any  # (batch, keys): the first query of the key's segment, and the end
-    end_query: Any
     table: Any  # (batch or 1, heads or 1, query labels, key labels), Strided
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), Strided
     mask: Any  # likewise
     # Last, as in a loop Triton 3.6 loses the strides of 1 of a tuple that is the last of a tuple:
-    content: Any  # whether visibility depends on values of arrays: a mask, a bias, forbidding spans, scattered segments
+    content: Any  # whether visibility depends on values of arrays: a mask, a bias, forbidding spans, segments
 
 
 @triton.jit
@@ -230,43 +226,38 @@ def scaled(sums, rules):
 
 
 class Side(NamedTuple):
-    """The queries or the keys of a problem: their number, the first one's position and the step, and what tells ranges.
-
-    firsts and ends are the ranges of the other side that each of them may see or be seen by.
-    """
+    """The queries or the keys of a problem: their number, the first one's position, the step, and their lengths."""
 
     size: Any
     start: Any
     step: Any
     lengths: Any
-    firsts: Any
-    ends: Any
 
 
 @triton.jit
-def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def key_range(rules, b, first, last, BLOCK: tl.constexpr):
     """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
 
-    Keys in full_low..full_high are visible to all these queries, at most MOST in number. All four are multiples of
-    BLOCK; queries past the end do not count.
+    Keys in full_low..full_high are visible to all these queries. All four are multiples of BLOCK; queries past the end
+    do not count.
     """
-    strip = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths, rules.first_key, rules.end_key)
-    other = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths, None, None)
+    strip = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
+    other = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
     shift = tl.load(rules.offset + b) - rules.cols
-    return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK, MOST)
+    return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK)
 
 
 @triton.jit
-def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def query_range(rules, b, first, last, BLOCK: tl.constexpr):
     """As key_range, for the queries that may see keys first..last."""
-    strip = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths, rules.first_query, rules.end_query)
-    other = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths, None, None)
+    strip = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
+    other = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
     shift = -tl.load(rules.offset + b) - rules.rows
-    return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK, MOST)
+    return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK)
 
 
 @triton.jit
-def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr):
     """The range of the other side for a strip's first..last, whose positions `shift` makes the other's indices.
 
     It reaches from `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
@@ -290,15 +281,6 @@ def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.
         length = tl.load(strip.lengths + b)
         high = tl.where(near < length, high, 0)
         full_high = tl.where(far < length, full_high, 0)
-    if strip.firsts is not None:
-        index, here = first + tl.arange(0, MOST), first + tl.arange(0, MOST) <= last
-        place = b.to(tl.int64) * strip.size + index
-        starts = tl.load(strip.firsts + place, mask=here, other=0)
-        stops = tl.load(strip.ends + place, mask=here, other=0)
-        full_low = tl.maximum(full_low, tl.max(starts, axis=0))
-        full_high = tl.minimum(full_high, tl.min(tl.where(here, stops, 2147483647), axis=0))
-        low = tl.minimum(tl.maximum(low, tl.min(tl.where(here, starts, 2147483647), axis=0)), high)
-        high = tl.minimum(high, tl.max(stops, axis=0))
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
     if rules.content or other.step != 1:

@@ -41,14 +41,14 @@ def program_strip(rules, size, M: tl.constexpr):
 @triton.jit
 def over_keys(step: tl.constexpr, state, job, rules, strip, sizes):
     """The state after all keys that the queries of a strip may see."""
-    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N)
     return _sweep(step, state, job, rules, strip, ranges, True, sizes)
 
 
 @triton.jit
 def over_queries(step: tl.constexpr, state, job, rules, strip, sizes):
     """The state after all queries that may see the keys of a strip."""
-    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N, sizes.M)
+    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N)
     return _sweep(step, state, job, rules, strip, ranges, False, sizes)
 
 
@@ -67,7 +67,7 @@ def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, KEYS: tl.conste
 @triton.jit
 def _masked(step: tl.constexpr, state, job, rules, strip, start, KEYS: tl.constexpr, sizes):
     """The state after a block of which a part may be masked; where all of it is, it is skipped."""
-    if rules.content or rules.query_segments is not None:
+    if rules.content:
         other = start + tl.arange(0, sizes.N)
         if KEYS:
             some = any_seen(rules, strip.b, strip.h, strip.index[:, None], other[None, :])

@@ -1,9 +1,4 @@
-"""The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles.
-
-What labels of segments and spans tell the kernels is computed once per problem, on the CPU: for each token of packed
-segments the range of the other side's tokens that it may see or be seen by, so that a kernel skips what is outside
-before it reads a label. It takes O(queries + keys) memory, never queries × keys.
-"""
+"""The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
 
 from typing import Any
 
@@ -29,8 +24,7 @@ _TORCH = {
     np.dtype(np.float16): torch.float16,
     np.dtype(np.int64): torch.int64,
 }
-_RANGES = ("first_key", "end_key", "first_query", "end_query")
-_LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans", *_RANGES)
+_LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans")
 
 
 def device_of(x: Array) -> torch.device:
@@ -133,7 +127,7 @@ def rules(problem: Problem, device: torch.device) -> RuleArguments:
 
     left, right = problem.reach
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
-    (segments, packed), spans = _segments(problem), _spans(problem)
+    segments, spans = _segments(problem), _spans(problem)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr, scale = language.constexpr, problem.one_scale
     first = float(problem.scale[0]) if scale is None else scale
@@ -161,7 +155,7 @@ def rules(problem: Problem, device: torch.device) -> RuleArguments:
         sinks=sent(problem.sinks, number),
         bias=bias,
         mask=mask,
-        content=constexpr(bias is not None or mask is not None or not packed or forbidden),
+        content=constexpr(bool(bias or mask or segments) or forbidden),
     )
 
 
@@ -172,39 +166,12 @@ def _table(x: Array, number: Any, device: torch.device) -> Strided:
     return Strided._make((tensor, *steps[:3], 1, 1))
 
 
-def _segments(problem: Problem) -> tuple[dict[str, Array], bool]:
-    """Make the RuleArguments of segments: labels as small numbers, and for each token the range of its segment.
-
-    And say whether all tokens in a range have its label, as they do where documents are packed one after the other.
-    Computed from runs of equal labels, since packed documents have few of them.
-    """
-    queries, keys = problem.query_segments, problem.kv_segments
-    if queries is None or keys is None:
-        return {}, True
-    sides, runs = (queries, keys), (_runs(queries), _runs(keys))
-    labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
-    batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
-    ranks = np.unique(labels, return_inverse=True)[1]
-    numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
-    by_side = np.split(numbers, [len(runs[0][0])])
-    fields: dict[str, Array] = {}
-    for side, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
-        (starts, lengths), size = runs[side], sides[side].shape[1]
-        first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
-        np.minimum.at(first, by_side[side], starts % max(1, size))
-        np.maximum.at(end, by_side[side], starts % max(1, size) + lengths)
-        fields[name] = np.repeat(by_side[side], lengths)
-        fields[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
-        fields[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
-    return fields, all(len(np.unique(one)) == len(one) for one in by_side)
-
-
-def _runs(labels: Array) -> tuple[Array, Array]:
-    """The starts of runs of equal labels in (batch, tokens), as flat indices, and their lengths."""
-    new = np.ones(labels.shape, bool)
-    new[:, 1:] = labels[:, 1:] != labels[:, :-1]
-    starts = np.flatnonzero(new)
-    return starts, np.diff(starts, append=labels.size)
+def _segments(problem: Problem) -> dict[str, Array]:
+    """The labels of segments as small numbers, by name; {} where there are none."""
+    sides = {name: x for name in _LABELS[:2] if (x := getattr(problem, name)) is not None}
+    ranks = np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.ravel, sides.values())]), return_inverse=True)[1]
+    parts = np.split(ranks, np.cumsum([x.size for x in sides.values()])[:-1])
+    return {name: part.reshape(x.shape) for (name, x), part in zip(sides.items(), parts, strict=False)}
 
 
 def _spans(problem: Problem) -> dict[str, Array]:
