@@ -120,8 +120,6 @@ PUBLIC_UNDERSCORES = {
     "_current_graph_task_id": "in torch._C, as above",
     "_will_engine_execute_node": "in torch._C: does a backward pass come to this node?",
     "_get_tracing_state": "in torch._C, as above",
-    "_add_batch_dim": "of torch: the older vmap, by which is_grads_batched=True hands over many gradients at once",
-    "_remove_batch_dim": "of torch, as above",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",
     "_attn_implementation": "of Transformers' configurations: which attention runs",

@@ -295,15 +295,6 @@ def test_a_scale_is_one_number_or_one_for_each_call():
     assert torch.equal(each, torch.stack([ch.attention(x, x, x, scale=s) for x, s in zip(X, scales, strict=True)]))
 
 
-def test_many_gradients_at_once_are_those_one_by_one():
-    x = X.clone().requires_grad_()
-    output = ch.attention(x, x, x, causal=True)
-    inputs = normal(4, *X.shape, seed=5)
-    together = torch.autograd.grad(output, x, inputs, is_grads_batched=True, retain_graph=True)[0]
-    apart = [torch.autograd.grad(output, x, each, retain_graph=True)[0] for each in inputs]
-    assert torch.equal(together, torch.stack(apart))
-
-
 def test_gradients_of_each_sample_through_a_layer():
     layer = clearhead.nn.MultiHeadAttention(4, 2, causal=True, rotary=10.0, dtype=torch.float64)
     weights, inputs = dict(layer.named_parameters()), normal(3, 5, 4)

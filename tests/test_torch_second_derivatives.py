@@ -114,7 +114,6 @@ def backward_of_dual(f: Path) -> Tensor:
 
 BY_FUNC = ("grad of grad", "hessian", "jvp", "jvp of vjp", "vjp of jvp", "jacfwd")  # as torch.func composes them
 WAYS: dict[str, Callable[[Path], Any]] = {
-    "autograd.hessian, vectorized": lambda f: F.hessian(lambda x: f(x).square().sum(), X, vectorize=True),
     "hvp of what is linear": lambda f: F.hvp(lambda x: f(x).sum(), X, X + 1)[1],
     "gradient penalty": penalty,
     "a step of MAML": maml,

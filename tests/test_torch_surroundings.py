@@ -152,28 +152,6 @@ def test_an_input_changed_in_place_is_noticed():
             output.sum().backward()
 
 
-def test_many_derivatives_at_once_are_those_one_by_one():
-    x = normal(1, 2, 4, 3).requires_grad_()
-
-    def second(f: Call) -> Tensor:
-        many = torch.autograd.functional.jacobian(f, x, create_graph=True, vectorize=True)
-        return torch.autograd.grad(many.square().sum(), x)[0]
-
-    torch.testing.assert_close(second(attend), second(plain))
-    tangents = torch.autograd.functional.jacobian(attend, x.detach(), vectorize=True, strategy="forward-mode")
-    torch.testing.assert_close(tangents, torch.func.jacrev(attend)(x.detach()))
-
-
-@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
-def test_a_hessian_of_many_derivatives_at_once(strategy: str):
-    x, hessian = normal(1, 2, 4, 3), torch.autograd.functional.hessian
-    ours, truth = (
-        hessian(lambda x, f=f: f(x).square().sum(), x, vectorize=True, outer_jacobian_strategy=strategy)
-        for f in (attend, plain)
-    )
-    torch.testing.assert_close(ours, truth)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_values_that_all_heads_share_and_nested_ones():
     q, k, v = (normal(1, 2, 7, 5).requires_grad_() for _ in "qkv")

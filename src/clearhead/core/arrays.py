@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
-from clearhead.core.torch_state import carries_tangent, has_dual_level, plain, transforms, unwrapped
+from clearhead.core.torch_state import carries_tangent, has_dual_level, plain, transforms
 from clearhead.errors import DerivativeError, DtypeError
 
 kernel: Any  # None where it cannot be imported
@@ -228,7 +228,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             "forward-mode derivative.",
             "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
         )
-    if transformed and unwrapped(x) is not x:
+    if transformed and not _has_memory(x):
         raise DtypeError(
             f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
             "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
@@ -251,6 +251,15 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
                 "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
             ) from None
         raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
+
+
+def _has_memory(x: Any) -> bool:
+    """Has a tensor memory of its own? Those inside of torch.func's transforms have not."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _read(torch: Any, x: Any) -> Array:

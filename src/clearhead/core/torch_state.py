@@ -107,13 +107,3 @@ def has_dual_level() -> bool:
 def carries_tangent(x: Any) -> bool:
     """Does a tensor carry a tangent of forward-mode differentiation?"""
     return sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
-
-
-def unwrapped(x: Any) -> Any:
-    """The tensor inside of all transforms of torch.func, which have no public way in; x itself where there is none."""
-    inside = sys.modules["torch"]._C._functorch.get_unwrapped
-    while True:
-        try:
-            x = inside(x)
-        except RuntimeError:
-            return x

@@ -1,4 +1,4 @@
-"""Many calls at once: torch.vmap, and PyTorch's older vmap, which is_grads_batched=True and vectorize=True use."""
+"""Many calls at once: torch.vmap."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,6 @@ from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import Tensors
 
 _AXES = {**FIELDS, **dict(zip(LABELS, (("batch", "queries"), ("batch", "keys")), strict=True))}  # of what is no operand
-_NESTED = (1, 2)  # levels of the older vmap; PyTorch nests it in a Hessian of forward mode over gradients
 
 
 def mapped(
@@ -67,19 +66,3 @@ def _folded(x: Tensors, axes: dict[str, int | None], count: int, wanted: Sequenc
         else:
             result[name] = y.reshape(-1) if rank == 2 and kind == ("heads",) else y
     return result
-
-
-def one_call(function: Callable[[Tensors], Tensors], x: Tensors) -> Tensors:
-    """The function of tensors, of which some may hold many at once by PyTorch's older vmap: torch.func.vmap of it."""
-    levels, holds_many = [], torch._C._functorch.is_legacy_batchedtensor  # such tensors look like any other
-    for level in _NESTED:
-        apart = {name: torch._remove_batch_dim(y, level, 0, 0) for name, y in x.items() if holds_many(y)}
-        apart = {name: y for name, y in apart.items() if len(y)}  # the others hold none at this level
-        if apart:
-            x, axes = x | apart, {name: 0 if name in apart else None for name in x}
-            function = torch.func.vmap(function, (axes,))
-            levels.append(level)
-    results = function(x)
-    for level in reversed(levels):
-        results = {name: torch._add_batch_dim(y, 0, level) for name, y in results.items()}
-    return results

@@ -7,7 +7,6 @@ torch_recomputed.py. Nodes are made only where something may differentiate or ma
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from inspect import signature
 from itertools import compress
 from typing import Any, cast
@@ -73,10 +72,9 @@ class _Node(torch.autograd.Function):
         needed, by = list(compress(x, ctx.needs_input_grad[2:])), upstream(task, grads)
         check_differentiable(needed)
         if part(x, "by"):
-            along: Any = partial(torch_recomputed.gradients_gradients, task, x, needed=needed)
+            found = torch_recomputed.gradients_gradients(task, x, by, needed) if by else {}
         else:
-            along = partial(gradients, compute, task, x, results, needed=needed)
-        found = batching.one_call(along, by) if by else {}
+            found = gradients(compute, task, x, results, by, needed) if by else {}
         return None, None, *map(found.get, x)
 
     @staticmethod
@@ -85,8 +83,7 @@ class _Node(torch.autograd.Function):
         x, results = ({name: still_of(one) for name, one in side.items()} for side in sides)
         moving = {name: x for name, x in zip(x, tangents[2:], strict=True) if x is not None}
         check_differentiable(moving)
-        moved = batching.one_call(partial(torch_recomputed.tangents, task, x, results), moving)
-        return tuple(map(moved.get, results))
+        return tuple(map(torch_recomputed.tangents(task, x, results, moving).get, results))
 
     @staticmethod
     def vmap(info: Any, dims: Any, task: Task, names: tuple[str, ...], *tensors: Tensor) -> Any:

@@ -4,6 +4,7 @@ Tensors are there as (…, heads, rows, columns): results per query have one col
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from clearhead.core.observations import areas
 from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, turned_on
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of, smooth
-from clearhead.core.torch_state import unwrapped
 from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import Form, Tensors, attention, compute, peak_rows
 from clearhead.errors import DerivativeError
@@ -210,8 +210,9 @@ def _finite(inputs: Tensors, *others: Tensors) -> tuple[Tensors, ...]:
     sides = [
         {name: x for name, x in side.items() if name in _OF_ROWS | _OF_KEYS | _PER_KEY} for side in (inputs, *others)
     ]
-    if all(bool(unwrapped(x).isfinite().all()) for side in sides for x in side.values()):
-        return inputs, *others
+    with suppress(RuntimeError):  # under torch.vmap nobody can say it for all calls
+        if all(bool(x.isfinite().all()) for side in sides for x in side.values()):
+            return inputs, *others
     none = inputs["q"].new_zeros((1, 1, 1), dtype=torch.bool)
     bad, heads = {"bad rows": none, "bad keys": none}, inputs["q"].shape[-3]
     for side in sides:

@@ -23,7 +23,7 @@ from clearhead.core.axes import split_heads
 from clearhead.core.call import Given
 from clearhead.core.state import of_logsumexp
 from clearhead.core.statistics import Wanted
-from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, unwrapped, watched
+from clearhead.core.torch_state import carries_tangent, has_dual_level, transforms, watched
 from clearhead.derivatives.arguments import read
 from clearhead.derivatives.function import Compute, answer, compute, gradients
 from clearhead.errors import DtypeError, RuleError, ShapeError
@@ -79,7 +79,7 @@ def transformed(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: 
     mask = rest[0] if rest else named.get("attn_mask")
     if not _TRANSFORMS.issuperset(transforms()):
         return NotImplemented
-    if watched() or _why_not(*(x if x is None else unwrapped(x) for x in (query, key, value, mask))):
+    if watched() or _why_not(query, key, value, mask):
         return NotImplemented  # counted in `attend` or `fused`
     try:
         output = scaled_dot_product_attention(query, key, value, *rest, **named)
