@@ -15,7 +15,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, named
-from clearhead.core.rule_values import Sizes, Window, read_threads
+from clearhead.core.rule_values import Extent, Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
@@ -161,7 +161,7 @@ def problem_of(
     q, k, *v = shapes
     check_shapes(q, k, v[0] if v else None)
     _check_dtypes(dtypes)
-    sizes = Sizes(tuple(q[:-2]), q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], device)
+    sizes = Extent(tuple(q[:-2]), q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], device)
     return Problem(
         prefix=sizes.prefix, batch=prod(sizes.lead), heads=sizes.heads, kv_heads=k[-3] if len(k) > 2 else 1,
         d_k=sizes.d_k, dtype=dtypes[0], device=device, library=library, num_threads=read_threads(num_threads),
@@ -185,7 +185,7 @@ def with_arrays(problem: Problem, arrays: Rules) -> Problem:
     """The problem with the rules that `apart` left open."""
     check_segments(arrays)
     lengths = len(problem.rows), len(problem.cols)
-    sizes = Sizes(problem.prefix, problem.heads, *lengths, problem.d_k, problem.device)
+    sizes = Extent(problem.prefix, problem.heads, *lengths, problem.d_k, problem.device)
     fields: dict[str, Any] = {}
     for name, value in arrays.items():
         fields |= read_one(name, value, sizes, {"causal": problem.causal, "window": problem.window})

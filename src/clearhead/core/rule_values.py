@@ -32,7 +32,7 @@ _HINT = "computations in float32 end at 3.4e38, in which 1e18 times a score must
 MOST_ADDED = 2.0**127  # what is added to a score counts as this at most; twice as much is no number of float32
 
 
-class Sizes(NamedTuple):
+class Extent(NamedTuple):
     """The shapes that the values of rules must fit."""
 
     prefix: tuple[int, ...]  # the caller's axes before queries
@@ -233,7 +233,7 @@ def read_window(value: Any) -> Window:
     return left, right
 
 
-def read_matrix(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+def read_matrix(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read a bias or a mask, broadcast to (batch, heads, queries, keys), as a view where that is possible.
 
     A value on `sizes.device` stays there; any other is copied to the CPU's memory. Raises DtypeError unless a mask is
@@ -291,7 +291,7 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array:
     return numbers
 
 
-def read_heads(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one number per query head, as `one_per_head`."""
     return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
 
@@ -303,7 +303,7 @@ def has_axes(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", None))
 
 
-def read_scale(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+def read_scale(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one finite number for all heads, or one per query head, as float64 (heads,); None gives 1/√d_k.
 
     Raises RuleError, ShapeError or DtypeError.
@@ -335,7 +335,7 @@ def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -
     return as_int64(name, whole)
 
 
-def read_lengths(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+def read_lengths(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one length per batch entry, (batch,), as int64. Raises RuleError unless each lies within the sequence."""
     of, most = _side(name, sizes)
     lengths = _whole(name, value, sizes.lead, ("batch",)).reshape(-1)
@@ -344,18 +344,18 @@ def read_lengths(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
     return lengths
 
 
-def read_segments(name: str, value: Any, sizes: Sizes, _: Fields) -> Array:
+def read_segments(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one label per token, (batch, tokens), as int64. Raises DtypeError or ShapeError."""
     axis, size = _side(name, sizes)
     return _whole(name, value, (*sizes.lead, size), ("batch", axis)).reshape(prod(sizes.lead), size)
 
 
-def _side(name: str, sizes: Sizes) -> tuple[str, int]:
+def _side(name: str, sizes: Extent) -> tuple[str, int]:
     """The axis of a rule such as kv_lengths, and its size."""
     return ("keys", sizes.keys) if name.startswith("kv") else ("queries", sizes.queries)
 
 
-def read_offset(name: str, value: Any, sizes: Sizes, before: Fields) -> Array:
+def read_offset(name: str, value: Any, sizes: Extent, before: Fields) -> Array:
     """Read the key position of the first query in each batch entry, (batch,), as int64; None is 0.
 
     With causal or window, which `before` has, None raises RuleError where the numbers of queries and keys differ.

@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead.core.axes import WEIGHTS, as_places, as_slice
 from clearhead.core.rule_values import (
-    Sizes,
+    Extent,
     Window,
     read_flag,
     read_heads,
@@ -52,7 +52,7 @@ class Rules(TypedDict, total=False):
     query_offset: Any
 
 
-Read = Callable[[str, Any, Sizes, Mapping[str, Any]], Any]  # of name, value, sizes, fields read so far
+Read = Callable[[str, Any, Extent, Mapping[str, Any]], Any]  # of name, value, sizes, fields read so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def check_names(rules: Rules) -> None:
             raise unknown("rule", name, RULES)
 
 
-def read(rules: Rules, sizes: Sizes) -> dict[str, Any]:
+def read(rules: Rules, sizes: Extent) -> dict[str, Any]:
     """The fields of a Problem that hold the rules' values, validated. Raises RuleError, ShapeError or DtypeError."""
     check_segments(rules)
     result: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def read(rules: Rules, sizes: Sizes) -> dict[str, Any]:
     return result
 
 
-def read_one(name: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> dict[str, Any]:
+def read_one(name: str, value: Any, sizes: Extent, before: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that hold one rule's value. `before` has at least those of causal and window where they are in use."""
     rule = RULES[name]
     values = rule.read(name, value, sizes, before)

@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Sizes, has_axes, one_per_head, read_number
+from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Extent, has_axes, one_per_head, read_number
 from clearhead.core.rules import RULES, Rules
 from clearhead.core.selections import in_words, members
 from clearhead.core.spans import parts_of, read_spans
@@ -147,7 +147,7 @@ def divided(rules: Rules, t: Array, q: Any) -> Rules:
 
 def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
     prefix = tuple(q.shape[:-2])
-    sizes = Sizes(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
+    sizes = Extent(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
     with ungraphed(), np.errstate(over="ignore"):
         numbers = RULES[name].read(name, value, sizes, {}) / t
     size = np.abs(numbers)

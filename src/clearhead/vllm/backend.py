@@ -24,7 +24,7 @@ from clearhead.core.axes import Array
 from clearhead.core.state import State, share, taken
 from clearhead.errors import EngineError
 from clearhead.torch.varlen import Prepared, prepared, read_bits
-from clearhead.vllm.records import HINT, RECORDER, Step, Where
+from clearhead.vllm.records import HINT, RECORDER, WatchedStep, Where
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class Metadata(NamedTuple):
     where: Where
     slots: tuple[Array, Array]  # where the new keys go: the page and the row in it, each (tokens,)
     causal: bool
-    step: Step | None
+    step: WatchedStep | None
 
 
 class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -162,7 +162,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
         return self.calls[call](q, keys, values, where, out)
 
-    def shares(self, step: Step, q: Array, state: State) -> Array:
+    def shares(self, step: WatchedStep, q: Array, state: State) -> Array:
         """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
         parts = step.parts(self.left)
         rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}

@@ -79,7 +79,7 @@ def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
 Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and block_table of a ragged batch
 
 
-class Parts(NamedTuple):
+class KeyRanges(NamedTuple):
     """Ranges of keys that begin with a page, as requests of their own: a span is one, or the difference of two."""
 
     signs: Array  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
@@ -88,7 +88,7 @@ class Parts(NamedTuple):
     gaps: Array  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
 
 
-class Step:
+class WatchedStep:
     """The requests of a step that are watched, and what is computed of their last queries."""
 
     def __init__(self, due: dict[int, tuple[str, Choices]], page: int, where: Where) -> None:
@@ -101,13 +101,13 @@ class Step:
         named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
         named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
         self.named = {name: value for name, value in named.items() if value}
-        self._parts: dict[int, Parts] = {}
+        self._parts: dict[int, KeyRanges] = {}
 
     def asks(self, layer: int) -> bool:
         """Does any of the requests ask for this layer?"""
         return any(one.layers is None or layer in one.layers for one in self.asked)
 
-    def parts(self, left: int) -> Parts:
+    def parts(self, left: int) -> KeyRanges:
         """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
         if left not in self._parts:
             ranges: dict[tuple[int, int, int], int] = {}  # of a request, first page and end, its number
@@ -128,7 +128,7 @@ class Step:
             table = self.where[3]
             pages = table[rows[:, None], np.minimum(firsts[:, None] + np.arange(table.shape[1]), table.shape[1] - 1)]
             where = np.arange(len(ranges) + 1, dtype=np.int32), None, ends - firsts * self.page, pages
-            self._parts[left] = Parts(matrix, rows, where, (self.lengths[rows] - ends)[:, None])
+            self._parts[left] = KeyRanges(matrix, rows, where, (self.lengths[rows] - ends)[:, None])
         return self._parts[left]
 
 
@@ -176,16 +176,16 @@ class Recorder:
         self.first_head = 0  # of this process, where several share the heads
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
         self.means: dict[str, Means] = {}
-        self._step: Step | None = None
+        self._step: WatchedStep | None = None
 
-    def step(self, page: int, where: Where) -> Step | None:
+    def step(self, page: int, where: Where) -> WatchedStep | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
             if name in self.asked and where[2][row] >= length
         }
-        self._step = Step(due, page, where) if due else None
+        self._step = WatchedStep(due, page, where) if due else None
         return self._step
 
     def finish(self) -> None:
