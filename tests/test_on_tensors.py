@@ -36,7 +36,7 @@ def _sent(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return DeviceArray(to_torch(torch, np.array(x)))
     if isinstance(x, Call):
-        return x.of_each(_sent)
+        return Call(x.problem, _sent(x.q), _sent(x.k), _sent(x.v), x.restore)
     if isinstance(x, (Upstream, Terms)):
         return replace(x, **{field.name: _sent(getattr(x, field.name)) for field in fields(x)})
     return State(*map(_sent, x)) if isinstance(x, State) else x

@@ -1,6 +1,6 @@
 """One call: the caller's arrays and rules, read and validated once, in one value that everything below takes."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from threading import Lock
 from types import NoneType
@@ -127,12 +127,8 @@ class Call:
 
     def astype(self, dtype: np.dtype[Any]) -> "Call":
         """Convert the arrays to another dtype."""
-        return self.of_each(lambda x: x.astype(dtype, copy=False), replace(self.problem, dtype=dtype))
-
-    def of_each(self, convert: Callable[[Array], Array], problem: Problem | None = None) -> "Call":
-        """Convert each of the arrays."""
-        v = None if self.v is None else convert(self.v)
-        return Call(problem or self.problem, convert(self.q), convert(self.k), v, self.restore)
+        q, k, v = (None if x is None else x.astype(dtype, copy=False) for x in (self.q, self.k, self.v))
+        return Call(replace(self.problem, dtype=dtype), q, k, v, self.restore)
 
     def take(
         self,

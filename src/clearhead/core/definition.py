@@ -32,16 +32,6 @@ from clearhead.core.visibility import visible
 RULES = EVERYWHERE
 
 
-def _scaled(x: Block, s: Any) -> Any:
-    """Scale the scores."""
-    return x.scale * s
-
-
-def _capped(x: Block, s: Any) -> Any:
-    """Bound the scaled scores by c·tanh(s/c)."""
-    return s if x.softcap is None else x.softcap * namespace(s).tanh(s / x.softcap)
-
-
 def _biased(x: Block, s: Any) -> Any:
     """Add the bias, ALiBi and the table of spans."""
     if x.bias is not None:
@@ -61,8 +51,8 @@ def _masked(x: Block, s: Any) -> Any:
 
 # From scores q·kᵀ to the logits: each step by name, of the block and of what the step before it gave.
 STEPS: dict[str, Callable[[Block, Any], Any]] = {
-    "scaled": _scaled,
-    "capped": _capped,
+    "scaled": lambda x, s: x.scale * s,
+    "capped": lambda x, s: s if x.softcap is None else x.softcap * namespace(s).tanh(s / x.softcap),
     "biased": _biased,
     "masked": _masked,
 }

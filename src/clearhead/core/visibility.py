@@ -62,12 +62,6 @@ def dense(problem: Problem) -> Array:
     return np.ones(shape, dtype=bool) if seen is None else np.broadcast_to(seen, shape).copy()
 
 
-def positions(problem: Problem, batch: int, rows: slice) -> Array:
-    """The key positions at which these queries stand, (queries,)."""
-    chosen = problem.rows[rows]
-    return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64) + problem.query_offset[batch]
-
-
 def key_span(problem: Problem, batch: int, rows: slice) -> slice:
     """The places of keys outside of which none of these queries may attend to any key, judged by position alone."""
     queries, offset = problem.rows[rows], int(problem.query_offset[batch])

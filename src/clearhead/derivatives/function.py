@@ -180,7 +180,9 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     if not (_FUSED.issuperset(by) and engine.GRADIENTS.issuperset(names)):
         return torch_recomputed.gradients(task, x)
     call, rows = _chosen(task, whole)
-    answers, slopes = ({name: _block(call.problem, y) for name, y in some.items()} for some in (part(x, "known"), by))
+    sides = ({name: as_array(y, "gradient")[0] for name, y in some.items()} for some in (part(x, "known"), by))
+    first, axes = (call.problem.batch, call.problem.heads), len(call.problem.prefix)
+    answers, slopes = ({name: y.reshape(first + y.shape[axes:]) for name, y in some.items()} for some in sides)
     shapes: dict[str, Any] = {}  # in which gradients are asked for, from the inputs': 1 where these are broadcast
     for name in {"bias", "span_table"} & {*names}:
         *lead, heads, height, width = 1, 1, 1, *x[name].shape
@@ -191,12 +193,6 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     if "spans" in made:
         made["span_table"] = made.pop("spans")
     return {name: _as_input(whole.problem, rows, name, x[name], made.get(name)) for name in names}
-
-
-def _block(problem: Problem, x: Tensor) -> Array:
-    """A tensor (…, heads, …) as an array (batch, heads, …)."""
-    array = as_array(x, "gradient")[0]
-    return array.reshape(problem.batch, problem.heads, *array.shape[len(problem.prefix) :])
 
 
 def _as_input(problem: Problem, rows: range, name: str, x: Tensor, array: Array | None) -> Tensor:

@@ -6,9 +6,8 @@ inputs and answers. NumPy sums in float64; tensors are summed over a row in the 
 float64 where the device has it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted, arrays_of
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
-from clearhead.engines.portable_blocks import PlacedBlock, dense, first, matrices
+from clearhead.engines.portable_blocks import PlacedBlock, first, matrices
 
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top", "received", "peak", "image", "groups",
@@ -32,24 +31,12 @@ STATISTICS = frozenset((
 ))  # fmt: skip
 RULES = EVERYWHERE
 GRADIENTS = frozenset(("q", "k", "v", "sinks", "bias", "span_table"))
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
 def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: a rule it does not support."""
     return unsupported("the portable engine", RULES, problem)
-
-
-def _quiet(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
-    """NaN and infinity are legal values, and need no warning."""
-
-    @wraps(pass_)
-    def run(*args: _P.args, **named: _P.kwargs) -> _R:
-        with np.errstate(all="ignore"):
-            return pass_(*args, **named)
-
-    return run
 
 
 @_quiet
@@ -117,7 +104,12 @@ def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: di
 @_quiet
 def weights(call: Call, state: State | Terms) -> Array:
     """Every weight of this (small) problem, exp((s - m) - l), or every effect."""
-    return dense(call, ((part, tile) for part, _, tile in _tiles(call, state)))
+    problem = call.problem
+    shape = problem.batch, problem.heads, problem.queries, problem.keys
+    result = full(raw(call.q), shape, 0, statistics_dtype(problem.dtype))
+    for part, _, tile in _tiles(call, state):
+        result[part.place] = tile
+    return wrapped(result, call.q)
 
 
 @_quiet

@@ -12,7 +12,7 @@ from clearhead.core.axes import Array, blocks
 from clearhead.core.block import Block, BlockPlace, block_of
 from clearhead.core.call import Call
 from clearhead.core.definition import Matrix, Values
-from clearhead.core.namespace import astype, beside, dtype_name, full, namespace, on_host, ranked, raw, take, wrapped
+from clearhead.core.namespace import astype, beside, dtype_name, namespace, on_host, ranked, raw, take
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.state import State, rounded
@@ -205,16 +205,6 @@ def matrices(
                 else:
                     mine = State(*map(part.of_rows, state))
                     yield part, Matrix(block, s, mine, definition.weights(s, mine))
-
-
-def dense(call: Call, parts: Iterator[tuple[PlacedBlock, Any]]) -> Array:
-    """The whole matrix of what there is of each block, (batch, heads, queries, keys)."""
-    problem = call.problem
-    shape = problem.batch, problem.heads, problem.queries, problem.keys
-    result = full(raw(call.q), shape, 0, statistics_dtype(problem.dtype))
-    for part, x in parts:
-        result[part.place] = x
-    return wrapped(result, call.q)
 
 
 def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[PlacedBlock]:

@@ -16,9 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, on_cpu, statistics_dtype, to_device_of
-from clearhead.core.axes import Array, as_slice, named
+from clearhead.core.axes import as_slice, named
 from clearhead.core.call import Call
-from clearhead.core.problem import Problem
 from clearhead.core.state import State, of_logsumexp
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
@@ -68,6 +67,9 @@ def checked(call: Call, engine: Engine, value: Any) -> State | None:
     for batch in map(int, np.flatnonzero(~np.isfinite(numbers).all(axis=(1, 2)))):
         lost = np.flatnonzero(~np.isfinite(numbers[batch]).all(axis=0))
         parts.append((slice(batch, batch + 1), range(int(lost[0]), int(lost[-1]) + 1)))
+    wide = problem.dtype == np.float64 and array.dtype == np.float64
+    number, sums = (float(ml_dtypes.finfo(x).eps) for x in (array.dtype, np.float64 if wide else np.float32))  # type: ignore[no-untyped-call]
+    half = float(ml_dtypes.finfo(problem.dtype).eps) / 2 if problem.dtype.itemsize == 2 else 0.0  # type: ignore[no-untyped-call]
     for items, queries in parts:
         rows = as_slice(queries)
         part, near = problem.take(queries=queries, batches=np.arange(problem.batch)[items]), q[items, :, rows]
@@ -75,7 +77,8 @@ def checked(call: Call, engine: Engine, value: Any) -> State | None:
         *pair, mean = (on_cpu(answers[name]).astype(np.float64) for name in (*State._fields, "output"))
         computed = State(*pair).logsumexp
         lengths = np.linalg.norm(on_cpu(near).astype(statistics_dtype(q.dtype)), axis=-1)
-        tolerance = _tolerance(part, array.dtype, computed, abs(part.scale)[:, None] * lengths * mean[..., 0])
+        size = abs(part.scale)[:, None] * lengths * mean[..., 0]
+        tolerance = number * np.abs(computed) + half + 8 * sums * (1 + np.abs(computed) + sqrt(problem.keys) + size)
         claimed, infinite = numbers[items, :, rows], ~np.isfinite(computed)
         right = np.where(infinite, ~np.isfinite(claimed), np.abs(claimed - computed) <= tolerance)
         if not right.all():
@@ -87,14 +90,3 @@ def checked(call: Call, engine: Engine, value: Any) -> State | None:
         result[items, :, rows] = np.where(infinite, computed, result[items, :, rows])
     state = of_logsumexp(result)
     return None if state is None else State(*(to_device_of(x, taken) for x in state))
-
-
-def _tolerance(problem: Problem, dtype: np.dtype[Any], logsumexp: Array, size: Array) -> Array:
-    wide = problem.dtype == np.float64 and dtype == np.float64
-    epsilon = _epsilon(np.dtype(np.float64 if wide else np.float32))
-    number = _epsilon(dtype) * np.abs(logsumexp) + (_epsilon(problem.dtype) / 2 if problem.dtype.itemsize == 2 else 0)
-    return number + 8 * epsilon * (1 + np.abs(logsumexp) + sqrt(problem.keys) + size)
-
-
-def _epsilon(dtype: np.dtype[Any]) -> float:
-    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
