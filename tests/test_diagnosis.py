@@ -15,13 +15,11 @@ import wrong
 from clearhead.core import definition
 from clearhead.core.call import describe
 from clearhead.diagnosing.diagnose import diagnose_file
-from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed
-from clearhead.diagnosing.search import Search
+from clearhead.diagnosing.search import Search, largest
 from clearhead.diagnosing.verdict import BUDGET
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from diagnosing import softmax
-from problems import in_the_gate
 from programs import python
 from right_programs import draw
 from seeds import fresh
@@ -49,9 +47,20 @@ def test_the_layer_recipe_without_mistakes_equals_trace_layer():
     rest = {name: value for name, value in case.inputs.items() if name not in names}
     trace = ch.trace_layer(*arrays, **rest, **case.rules)
     assert ch.diagnose_layer(*arrays, trace.output, **rest, **case.rules).verdict == "right"
-    for stage in ("scores", "masked", "weights"):
+    for stage in ("q", "k", "v", "scores", "masked", "weights", "heads", "concat"):
         diagnosis = ch.diagnose_layer(*arrays, getattr(trace, stage), stage=stage, **rest, **case.rules)
         assert diagnosis.verdict == "right"
+
+
+def test_a_mistake_in_a_layers_step_is_named_there():
+    x, w_q, w_k, w_v, w_o = fresh().standard_normal((5, 6, 6))
+    trace, turned = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2), ch.trace_layer(x, w_q.T, w_k, w_v, num_heads=2)
+    for stage, theirs, mistake in (("q", turned.q, "W transposed"), ("concat", trace.output, "")):
+        diagnosis = ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs, num_heads=2, stage=stage)
+        assert [e.mistakes for e in diagnosis.explanations] == ([(mistake,)] if mistake else [])
+        assert all(e.details == {"w_q": "transposed"} and not e.alike for e in diagnosis.explanations)  # not of K, too
+    with pytest.raises(RuleError, match="stage is 'q': expected one of scores, scaled"):
+        ch.diagnose(x, x, x, x, stage="q")
 
 
 def test_the_columns_convention_and_tensors_are_accepted():
@@ -234,37 +243,6 @@ def test_other_bad_input_is_refused():
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_o=np.ones(4))
     with pytest.raises(ShapeError, match=r"b_q has shape \(3,\)"):
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_q=np.ones(3))
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("lead", in_the_gate([(), (2,), (1, 2), (2, 1, 2)], (2,), (1, 2)))
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nonfinite_inputs_are_reported_first(name, lead, bad):
-    q, k, v = np.random.default_rng(0).standard_normal((3, *lead, 5, 4))
-    inputs = {"q": q, "k": k.copy(), "v": v.copy()}
-    theirs = ch.attention(**inputs)
-    place = (*(size - 1 for size in lead), 2, 1)
-    inputs[name] = inputs[name].copy()
-    inputs[name][place] = bad
-    diagnosis = ch.diagnose(**inputs, theirs=theirs)
-    (one,) = diagnosis.nonfinite
-    assert (one.name, one.many, str(one.value)) == (name, 1, str(bad))
-    if len(lead) < 3:
-        assert one.place == place
-    first = str(diagnosis).splitlines()[0]
-    assert first.startswith(f"look at the inputs first: {name}[")
-    assert first.endswith(f"] is {bad}; numbers in {name} that are NaN or infinite: 1")
-    assert diagnosis.told("zh").startswith(f"请先检查输入：{name}[")
-    json.dumps(diagnosis.to_json(), allow_nan=False)
-    assert ch.diagnose(q, k, v, theirs).nonfinite == ()
-
-
-def test_nonfinite_inputs_of_a_layer_are_reported_first():
-    x, w_q, w_k, w_v, w_o = np.random.default_rng(0).standard_normal((5, 4, 4))
-    theirs = ch.trace_layer(x, w_q, w_k, w_v, w_o).output
-    w_v[2, 3] = np.inf
-    (one,) = ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs).nonfinite
-    assert (one.name, one.place) == ("w_v", (2, 3))
 
 
 @pytest.mark.parametrize("ending", ["json", "npz", "safetensors"])

@@ -166,6 +166,14 @@ def test_small_differences_are_no_narrow_dtype(name: str):
     assert known(of_code(CODES[name], fresh())) is not None
 
 
+def test_one_wrong_number_between_the_sampled_rows_is_no_narrow_dtype():
+    q, k = np.zeros((2, 1, 1, 32, 4))
+    v = fresh().integers(-9, 9, (1, 1, 32, 4)).astype(np.float64)  # the mean of 32 is a number of float16
+    theirs = np.array(np.broadcast_to(v.mean(2, keepdims=True), v.shape))
+    theirs[0, 0, 13, 2] += 1
+    assert known(ch.diagnose(q, k, v, theirs))["right query"] == {"right": "0-12, 14-31", "wrong": "13"}
+
+
 def test_lengths_of_two_batch_entries_are_no_proof():
     q, k, v = causal()
     lengths = np.array([13, 16])
@@ -209,7 +217,7 @@ def test_a_right_side_of_one_token_is_no_proof(missing):
     assert ch.diagnose(q, k, v, theirs, window=(5, 1)).verdict == "ambiguous"
     with catalogue(m for m in search.mistakes() if m.name != missing):
         best = ch.diagnose(q, k, v, theirs, window=(5, 1)).explanations[0]
-    assert (best.confidence, [doubt.key for doubt in best.doubts]) == ("likely", ["no right side"])
+    assert (best.confidence, [doubt.key for doubt in best.doubts]) == ("likely", ["a width"])
 
 
 @pytest.mark.parametrize("offset", [0, 5])

@@ -14,7 +14,7 @@ import clearhead as ch
 import wrong
 import wrong_attention
 from clearhead.core.rules import RULES
-from clearhead.diagnosing.mistakes import OF_INPUTS, OF_PROBLEM, mistakes, values
+from clearhead.diagnosing.mistakes import CONDITIONS, mistakes, values
 from diagnosing import diagnosed, qkv, softmax, top
 from seeds import fresh
 
@@ -34,10 +34,10 @@ def test_names_are_unique_and_described_in_both_languages():
 
 
 def test_the_data_name_conditions_and_fields_that_exist():
-    conditions = [*OF_PROBLEM, *OF_INPUTS, *RULES]
+    conditions = [*CONDITIONS, *RULES]
     for mistake in mistakes():
         named = [*mistake.when, *(change["when"] for change in mistake.changes if "when" in change)]
-        assert {name.removeprefix("not ") for name in [*named, mistake.rule] if name} <= set(conditions)
+        assert {name for name in [*named, mistake.rule] if name} <= set(conditions)
     assert len(conditions) == len(set(conditions))
     changed = {field for mistake in mistakes() for change in mistake.changes for field in change}
     for field, words in values().items():
@@ -335,6 +335,14 @@ def named(theirs: Any, arrays: Any, **rules: Any) -> str:
 def test_rules_that_are_missing_or_others_are_named(rules, kept, name):
     arrays = qkv()
     assert named(ch.attention(*arrays, **kept), arrays, **rules) == name
+
+
+def test_an_offset_below_0_that_is_taken_for_0_is_named_where_it_is_one_number():
+    """It is the first corner then, too."""
+    arrays = qkv()
+    diagnosis = ch.diagnose(*arrays, ch.attention(*arrays, causal=True), causal=True, query_offset=-4)
+    names = {e.mistakes for e in diagnosis.explanations}
+    assert names == {("causal mask in the other corner",), ("offset below 0 taken for 0",)}
 
 
 @pytest.mark.parametrize("interleaved", [True, False])

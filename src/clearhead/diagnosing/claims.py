@@ -10,24 +10,23 @@ from what follows.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clearhead.core import definition
 from clearhead.core.axes import Array, join_heads, split_heads
+from clearhead.core.block import block_of, everything
+from clearhead.core.definition import STEPS, product, softmax
 from clearhead.core.rules import Rules
 from clearhead.diagnosing.diagnose import judged
-from clearhead.diagnosing.fitting import largest
-from clearhead.diagnosing.mistakes import mistakes
-from clearhead.diagnosing.recipe import STAGES, Diagnosed, Recipe, file_inputs
-from clearhead.diagnosing.search import closest
-from clearhead.diagnosing.verdict import Confidence, MistakeExplanation
-from clearhead.diagnosing.workings import Workings
+from clearhead.diagnosing.recipe import STAGES, file_inputs
+from clearhead.diagnosing.search import largest
+from clearhead.diagnosing.verdict import MistakeExplanation
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
@@ -40,12 +39,8 @@ from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
-CLAIMABLE = (*INPUTS, *STAGES[:-1], "heads", "concat", "output")
+CLAIMABLE = STAGES
 _KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, "h")
-# Each step and those that it is computed from.
-_FROM: dict[str, tuple[str, ...]] = {"scores": ("q", "k"), "heads": ("weights", "v"), "concat": ("heads",)}
-_FROM |= {step: (before,) for before, step in pairwise(STAGES[:-1])}
-_ONWARD = {"q", "k", "v", "scores", "scaled", "weights", "heads", "concat"}  # what can be computed on from
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -156,7 +151,7 @@ def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict
         raise FileError(f"{place.name} holds both H and concat, which are the same.")
     if "h" in data:
         data["concat"] = data.pop("h")
-    claimed = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
+    claimed: dict[str, Any] = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
     for name in ("heads", "concat") if "x" not in needed else ():
         if name in claimed:
             raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
@@ -168,13 +163,11 @@ def _verdicts(place: Path, values: dict[str, Any], traced: Trace, claims: dict[s
     for name, written in claims.items():
         truth, array = np.asarray(getattr(traced, name)), case_file.numbers(name, written).astype(np.float64)
         claimed = _shaped(name, array, truth, traced.convention)
-        difference = largest_difference(claimed, truth)
         slack = _tolerance(written, array) * max(1.0, largest(truth))
-        right = difference <= slack
-        source, follows = _following(traced, wrong, name)
+        found = judged(file_inputs(place, values, claimed, name), slack)
+        right, (source, follows) = found.verdict == "right", _following(traced, wrong, name)
         off_source = 0.0 if follows is None else largest_difference(claimed, follows)
-        why = () if right else _explanations(place, values, traced, name, claimed, slack)
-        yield Verdict(name, claimed, truth, difference, right, source, follows, off_source, why)
+        yield Verdict(name, claimed, truth, found.difference, right, source, follows, off_source, found.explanations)
         wrong |= {} if right else {name: claimed}
 
 
@@ -207,75 +200,39 @@ def _tolerance(written: Any, array: Array) -> float:
 def _following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[str, Array] | tuple[None, None]:
     """The nearest wrong claims before `target`, by name, and the numbers that it would have if they were right.
 
-    `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none of
-    them, or on one from which its step cannot be computed, such as masked scores.
+    `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none.
     """
-    layer, problem, convention = hasattr(traced, "concat"), traced.problem, traced.convention
-    sources = _sources(target, wrong, layer=layer)
-    if not sources or not _ONWARD.issuperset(sources) or ("scaled" in sources and not problem.scale.all()):
+    problem, convention = traced.problem, traced.convention
+    w_o, b_o = (getattr(traced, name, None) for name in ("w_o", "b_o"))
+
+    def rows(x: Any) -> Array:
+        """Tokens as rows, (batch, heads, …)."""
+        array = turned(np.asarray(x), convention)
+        return array.reshape(problem.batch, -1, *array.shape[-2:])
+
+    def projected(joined: Array) -> Array:
+        result = joined if w_o is None else joined @ turned(np.asarray(w_o), convention)
+        return result if b_o is None else np.asarray(result + b_o)
+
+    block = block_of(problem, everything(problem))
+    way: list[tuple[str, tuple[str, ...], Callable[..., Array]]] = [
+        ("scores", ("q", "k"), lambda q, k: product(q, k.swapaxes(-1, -2))),
+        *((name, (before,), partial(STEPS[name], block)) for before, name in pairwise(("scores", *STEPS))),
+        ("weights", ("masked",), lambda x: softmax(x, block.sinks)[1]),
+        ("heads" if hasattr(traced, "concat") else "output", ("weights", "v"), product),
+        ("concat", ("heads",), lambda heads: join_heads(heads)[:, None]),
+        ("output", ("concat",), projected),
+    ]
+    made: dict[str, tuple[Array, tuple[str, ...]]] = {}  # what follows from wrong claims, and their names
+    for name, before, compute in way:
+        names = dict.fromkeys(one for b in before for one in ((b,) if b in wrong else made[b][1] if b in made else ()))
+        if names:
+            arrays = (
+                rows(wrong[b]) if b in wrong else made[b][0] if b in made else rows(getattr(traced, b)) for b in before
+            )
+            made[name] = compute(*arrays), tuple(names)
+    if target not in made:
         return None, None
-
-    def step(name: str) -> Array:
-        """A step as it follows from these claims, tokens as rows, (batch, heads, …)."""
-        if name in sources or not _sources(name, wrong, layer=layer):
-            rows = turned(wrong[name] if name in sources else np.asarray(getattr(traced, name)), convention)
-            rows = rows.reshape(problem.batch, -1, *rows.shape[-2:])
-            return np.repeat(rows, problem.group, axis=1) if name in ("k", "v") else rows
-        if name == "scores":
-            return step("q") @ step("k").swapaxes(-1, -2)
-        if name == "heads" or (name == "output" and not layer):
-            return step("weights") @ step("v")
-        if name == "concat":
-            return join_heads(step("heads"))[:, None]
-        if name == "output":
-            w_o, b_o = getattr(traced, "w_o", None), getattr(traced, "b_o", None)
-            projected = step("concat") if w_o is None else step("concat") @ turned(np.asarray(w_o), convention)
-            return projected if b_o is None else np.asarray(projected + b_o)
-        scores = step("scaled") / problem.scale[:, None, None] if "scaled" in sources else step("scores")
-        return np.asarray(getattr(definition.from_scores(problem, scores), name))
-
-    truth = turned(np.asarray(getattr(traced, target)), convention)
-    return ", ".join(sources), turned(step(target).reshape(truth.shape), convention)
-
-
-def _sources(target: str, wrong: Mapping[str, Array], *, layer: bool) -> tuple[str, ...]:
-    """The wrong claims from which `target` is computed, each the last one on its way."""
-    before = () if target in "qkv" else _FROM.get(target, ("concat",) if layer else ("weights", "v"))
-    sources = ((name,) if name in wrong else _sources(name, wrong, layer=layer) for name in before)
-    return tuple(dict.fromkeys(name for names in sources for name in names))
-
-
-def _explanations(
-    place: Path, values: dict[str, Any], traced: Trace, name: str, claimed: Array, slack: float
-) -> tuple[MistakeExplanation, ...]:
-    """What gives the numbers that a file claims for the step `name`, the best first.
-
-    values    the file's inputs and rules, of which `traced` is the trace
-    claimed   in the shape of the step, in the file's convention
-    slack     how far the written numbers may lie from what was computed
-    """
-    if name == "concat":  # the output of a layer without W^O
-        values, name = {key: value for key, value in values.items() if key not in ("w_o", "b_o")}, "output"
-    if name not in ("q", "k", "v", "heads"):
-        return judged(file_inputs(place, values, claimed, name), slack).explanations
-    inputs = file_inputs(place, values, np.asarray(traced.output), "output")
-    rows = turned(claimed, values.get("convention", "rows"))
-    rows = rows.reshape(inputs.problem.batch, -1, *rows.shape[-2:])
-    if name == "heads":
-        return judged(replace(inputs, theirs=rows, per_head=True), slack).explanations
-    return _of_projection(inputs, name, rows, slack)
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def _of_projection(inputs: Diagnosed, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
-    """The mistakes in a projection or the split of its heads that give this Q, K or V."""
-    fields, workings = {f"w_{name}", f"b_{name}", "split"}, Workings(inputs)
-    tried = []
-    for mistake in mistakes():
-        for change in mistake.variants(inputs):
-            if set(change) <= fields:
-                gap = largest_difference(claimed, workings.operands(Recipe(change))["qkv".index(name)])
-                tried.append(MistakeExplanation((mistake,), (change,), Recipe(change), gap, slack))
-    fitting = closest(each for each in tried if each.fits)
-    confidence: Confidence = "likely" if len(fitting) == 1 else "ambiguous"
-    return tuple(replace(each, confidence=confidence) for each in fitting)
+    array, sources = made[target]
+    shape = turned(np.asarray(getattr(traced, target)), convention).shape
+    return ", ".join(sources), turned(array.reshape(shape), convention)

@@ -9,14 +9,13 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from clearhead.core.problem import Problem
+from clearhead.core.rule_values import Window
 from clearhead.core.rules import Rules, check_supported
 from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.recipe import (
     RIGHT,
     RULES,
     Diagnosed,
-    Recipe,
     Stage,
     file_inputs,
     layer_inputs,
@@ -29,7 +28,6 @@ from clearhead.diagnosing.verdict import (
     Confidence,
     Diagnosis,
     MistakeExplanation,
-    Nonfinite,
     Outcome,
     Place,
     Reason,
@@ -44,7 +42,6 @@ from clearhead.view.names import token_names
 _OPTIONS = "num_heads", "convention", "stage", "rotary", "rotary_interleaved"
 _KNOWN = (*INPUTS, *LAYER, "weights", *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
-_LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
 _CHANCE = 1e-3  # of any candidate fitting so well
 _ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
 _MOST = 6  # the most runs of positions that are listed
@@ -113,7 +110,8 @@ def diagnose_layer(
     """`diagnose` for a whole layer: from X through projections, heads and attention to U.
 
     x, w_q … convention   as in `trace_layer`; w_o may be None
-    theirs                U (…, queries, d_out), or with another stage (…, heads, queries, keys)
+    theirs                U (…, queries, d_out), or the step that `stage` names: one of `diagnose`, "q", "k" and "v" of
+                          the heads, "heads" (…, heads, queries, d_v), or "concat", these joined
     stage, rotary, rules  as in `diagnose`; queries and keys are rotated after their projection
 
     Returns a Diagnosis. Costs what `diagnose` costs, and the projections for each candidate that changes them.
@@ -184,25 +182,21 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     right, theirs = search.fit.exact.answer(RIGHT, search.everything), search.fit.theirs(search.everything)
     _, tolerance = search.fit.measure(RIGHT, search.everything, right)
     gaps = differences(theirs, right)
-    first: Place | None = None
-    if len(wrong := np.argwhere(gaps > tolerance)):  # the first number that is further off than rounding allows
-        place = batch, head, row, column = tuple(wrong[0].tolist())
-        batch, row = search.coverage.batches[batch], search.coverage.queries[row]
-        head = None if search.inputs.merged else head
-        first = Place(batch, head, row, column, float(theirs[place]), float(right[place]))
-    verdict: Outcome = "right" if first is None else "unexplained"
-    explanations: tuple[MistakeExplanation, ...] = ()
-    known: tuple[Reason, ...] = ()
-    if first is not None and (sign := _telling(theirs)):
-        known = (sign,)
-    elif first is not None:
-        verdict, explanations = _explanations(search, gaps, tolerance)
-        known = tuple(_known_about(search, theirs, right, gaps, tolerance)) if verdict == "unexplained" else ()
+    looked, difference = search.coverage, float(gaps.max(initial=0.0))
+    if difference <= tolerance:
+        return Diagnosis("right", (), difference, tolerance, None, looked, tuple(search.unseen()))
+    place = batch, head, row, column = tuple(np.argwhere(gaps > tolerance)[0].tolist())
+    where = looked.batches[batch], None if search.inputs.merged else head, looked.queries[row], column
+    first = Place(*where, float(theirs[place]), float(right[place]))
+    if sign := _telling(theirs):
+        return Diagnosis("unexplained", (), difference, tolerance, first, looked, known=(sign,))
+    verdict, explanations = _explanations(search, gaps, tolerance)
+    if verdict == "unexplained":
+        known = tuple(_known_about(search, theirs, right, gaps > tolerance))
+        return Diagnosis(verdict, (), difference, tolerance, first, looked, known=known)
     named = {mistake for explanation in explanations for mistake in explanation.entries}
-    hidden = [] if verdict == "unexplained" else search.unseen()
-    unseen = tuple(each for each in hidden if each.entries[0] not in named)
-    difference, nonfinite = float(gaps.max(initial=0.0)), _nonfinite_inputs(inputs)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, nonfinite, known)
+    unseen = tuple(each for each in search.unseen() if each.entries[0] not in named)
+    return Diagnosis(verdict, explanations, difference, tolerance, first, looked, unseen)
 
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
@@ -211,10 +205,10 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     if not fitting:
         return "unexplained", ()
     best = fitting[0]
-    equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
+    limit = max(2 * best.residual, 0.1 * best.tolerance)
     groups: dict[Any, list[MistakeExplanation]] = {}
     for candidate in fitting:
-        groups.setdefault((candidate.mistakes, candidate in equal), []).append(candidate)
+        groups.setdefault((candidate.mistakes, candidate.residual <= limit), []).append(candidate)
     several = sum(as_good for _, as_good in groups) > 1
     explanations = [
         replace(first, confidence="ambiguous" if several and as_good else "likely", alike=tuple(others))
@@ -227,16 +221,13 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
 
-# ── why an explanation is not sure ──
-
-
 def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, tolerance: float) -> Iterator[Reason]:
     """What keeps the explanation from being sure, where no other explanation fits as well.
 
     gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
     """
-    inputs = search.inputs
-    if candidate.recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
+    inputs, recipe = search.inputs, candidate.recipe
+    if recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
         yield Reason("axes swapped")  # such arrays give the same numbers
     if len(candidate.entries) > 1:
         yield Reason("a pair")
@@ -245,10 +236,10 @@ def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, toleranc
     positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
     if positions < _POSITIONS:
         yield Reason("one position" if positions == 1 else "few positions", {"count": positions})
-    if _by_count(candidate.recipe, inputs.problem.kv_lengths):
+    if any(mistake.evidence == "a size" for mistake in candidate.entries):
         yield Reason("a size")
-    if special := _special_window(candidate.recipe, inputs.problem):
-        yield Reason(special)
+    if _as_one_width(changed_rules(inputs.problem, recipe).window, inputs.problem.window):
+        yield Reason("a width")
     several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
     if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these tell no keys apart
         yield Reason("same tokens", {"names": names})
@@ -258,25 +249,12 @@ def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, toleranc
         yield Reason("small difference")
 
 
-def _by_count(recipe: Recipe, lengths: Array | None) -> bool:
-    """Is all that shows it how many keys come first or last, or the lengths of a few batch entries?"""
-    if recipe["padding"] in ("shortest", "longest") or recipe["padding_shift"]:
-        return lengths is None or len(np.unique(lengths)) < _LENGTHS
-    first = recipe["tile"] is not None and recipe["tile"][0] == "first missing"
-    last = recipe["blocks"] is not None and recipe["blocks"][0].startswith("last")
-    return first or last or recipe["key_tail"] is not None
-
-
-def _special_window(recipe: Recipe, problem: Problem) -> str:
-    """What a window that is off by one may be as well: one width for both sides, or no right side; "" if neither."""
-    if not isinstance(recipe["window"], (tuple, str)) or recipe["window"] == "missing" or None in problem.window:
-        return ""
-    became, window = changed_rules(problem, recipe).window, problem.window
-    if any(x is None or abs(x - side) > 1 for x, side in zip(became, window, strict=True) if side is not None):
-        return ""
-    if became[0] == became[1] and window[0] != window[1]:
-        return "equal sides"
-    return "no right side" if became[1] == 0 and window[1] else ""
+def _as_one_width(became: Window, right: Window) -> bool:
+    """May a window that is off by one be as well one width for both sides, or have no right side?"""
+    if None in became or None in right or became == right:
+        return False
+    near = all(abs(a - b) <= 1 for a, b in zip(became, right, strict=True) if a is not None and b is not None)
+    return near and (became[0] == became[1] or (became[1] == 0 and right[1] != 0))
 
 
 # ── what is known where nothing explains them ──
@@ -284,8 +262,6 @@ def _special_window(recipe: Recipe, problem: Problem) -> str:
 
 def _telling(theirs: Array) -> Reason | None:
     """An output that says by itself what to look for: no number in it, or everywhere the same one."""
-    if not theirs.size:
-        return None
     if np.isnan(theirs).all():
         return Reason("all NaN")
     if not np.isfinite(theirs).any():
@@ -296,22 +272,8 @@ def _telling(theirs: Array) -> Reason | None:
     return Reason("constant", {"value": float(theirs.flat[0])}) if constant else None
 
 
-def _known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolerance: float) -> Iterator[Reason]:
-    """What is known, the most telling first: gaps are |theirs - right|, all (batch, heads, queries, columns)."""
-    if theirs.shape != right.shape or not theirs.size:
-        return
-    stage, nonfinite = search.inputs.stage, ~np.isfinite(theirs) & np.isfinite(right)
-    yield from _where(search, gaps > tolerance)
-    if nonfinite.any():
-        yield Reason("some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())})
-    if search.untried:
-        yield Reason("too long")
-    if stage == "output" and np.isfinite(theirs).all():
-        yield Reason("ask for weights")
-
-
-def _where(search: Search, wrong: Array) -> Iterator[Reason]:
-    """The batch entries, heads, queries and columns that are right as a whole, where others are not."""
+def _known_about(search: Search, theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
+    """What is known: the batch entries, heads, queries and columns that are right where others are not; NaN."""
     coverage, inputs = search.coverage, search.inputs
     names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
     indices = coverage.batches, range(wrong.shape[1]), coverage.queries, range(wrong.shape[3])
@@ -319,8 +281,13 @@ def _where(search: Search, wrong: Array) -> Iterator[Reason]:
         bad = wrong.any(axis=tuple(other for other in range(4) if other != axis))
         if not bad.all() and not (name == "head" and inputs.merged):
             yield Reason(f"right {name}", {"right": _ranges(places[~bad]), "wrong": _ranges(places[bad])})
-    if float(wrong.mean()) < 0.05:
-        yield Reason("few wrong", {"count": int(wrong.sum()), "all": wrong.size})
+    nonfinite = ~np.isfinite(theirs) & np.isfinite(right)
+    if nonfinite.any():
+        yield Reason("some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())})
+    if search.untried:
+        yield Reason("too long")
+    if inputs.stage == "output" and np.isfinite(theirs).all():
+        yield Reason("ask for weights")
 
 
 def _ranges(places: Array) -> str:
@@ -328,20 +295,3 @@ def _ranges(places: Array) -> str:
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:_MOST]) + (", …" if len(texts) > _MOST else "")
-
-
-def _nonfinite_inputs(inputs: Diagnosed) -> tuple[Nonfinite, ...]:
-    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
-    arrays = inputs.tokens
-    if inputs.layer is not None:
-        if np.shares_memory(inputs.layer.context, inputs.layer.x):
-            del arrays["context"]
-        arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
-        arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
-    nonfinite = []
-    for name, array in arrays.items():
-        if len(indices := np.argwhere(~np.isfinite(array))):
-            first = tuple(indices[0].tolist())
-            added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
-            nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
-    return tuple(nonfinite)

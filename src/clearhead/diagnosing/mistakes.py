@@ -16,26 +16,14 @@ import numpy as np
 
 from clearhead.core.arrays import unrepeated
 from clearhead.core.files import toml_of
-from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES
-from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed, Stage
-from clearhead.diagnosing.rule_changes import SEEING, masks, rule_of
+from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
+from clearhead.diagnosing.rule_changes import rule_of
 from clearhead.words import Language
 
 BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes
 Sentence = Mapping[Language, str]  # {field} stands for a changed field of the recipe
 _ANY: Sentence = {"en": "other random numbers, and sizes that all differ", "zh": "换一组随机数，且各维大小互不相同"}
-# The step that first shows a change of a field, or of a value; "scores" where there is none.
-_STAGES: dict[str, Stage] = {
-    **dict.fromkeys(SEEING | {"masking", "fill", "after mask"}, "masked"),
-    **dict.fromkeys(("bias", "alibi", "alibi_slopes", "spans"), "biased"),
-    **dict.fromkeys(("w_v", "b_v", "w_o", "b_o", "merge", "added"), "output"),
-    "cache": "scores",
-    "scale": "scaled",
-    "softcap": "capped",
-    "scaling": "weights",
-    "sinks": "weights",
-}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,12 +37,13 @@ class Mistake:
     needs: Sentence  # what an input must have to show it
     when: tuple[str, ...] = ()  # the conditions under which it can be made
     rule: str = ""  # the caller's rule that it breaks, another condition; by default that of the field it changes
-    evidence: Literal["numbers", "rounding"] = "numbers"  # it gives theirs exactly, or only as far as rounding goes
+    # It gives theirs exactly; also where only a number of keys shows it; or only as far as rounding goes.
+    evidence: Literal["numbers", "a size", "rounding"] = "numbers"
     alone: bool = False  # never tried together with another mistake
     seldom: bool = False  # never tried together with another seldom one
 
     def variants(self, inputs: Diagnosed) -> list[Change]:
-        """The changes that these inputs allow, and that can be seen at their stage."""
+        """The changes that these inputs allow."""
         if not all(holds(condition, inputs) for condition in (*self.when, self.rule) if condition):
             return []
         result: list[Change] = []
@@ -63,12 +52,7 @@ class Mistake:
             computed = next((field for field in fields if field in COMPUTED), None)
             variants = [{}] if computed is None else COMPUTED[computed](inputs, fields.pop(computed))
             result += [{**fields, **variant} for variant in variants]
-        return [change for change in result if _shown(change, inputs)]
-
-
-def _shown(change: Change, inputs: Diagnosed) -> bool:
-    stages = [_STAGES.get(str(value)) or _STAGES.get(field, "scores") for field, value in change.items()]
-    return all(STAGES.index(stage) <= STAGES.index(inputs.stage) for stage in stages)
+        return result
 
 
 @cache
@@ -103,94 +87,51 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: di
 
 
 def holds(condition: str, inputs: Diagnosed) -> bool:
-    """Does the condition hold? It is a key of the tables below, or a rule that is in use; "not …" denies it."""
-    if condition.startswith("not "):
-        return not holds(condition[4:], inputs)
-    if condition in OF_INPUTS:
-        return OF_INPUTS[condition](inputs)
-    return OF_PROBLEM[condition](inputs.problem) if condition in OF_PROBLEM else inputs.problem.uses(condition)
+    """Does the condition hold? It is a key of the table below, or a rule that is in use."""
+    of = CONDITIONS.get(condition)
+    return inputs.problem.uses(condition) if of is None else of(inputs)
 
 
 def _hides(inputs: Diagnosed) -> bool:
-    """Does a rule hide keys from queries?"""
+    """Does a rule, a bias or a table of spans hide keys from queries?"""
     p, rules = inputs.problem, ("causal", "window", "mask", "kv_lengths", "query_segments")
-    by_spans = p.span_table is not None and bool(np.isneginf(p.span_table).any())
-    return by_spans or any(map(p.uses, rules)) or _forbids(inputs)
+    scored = [unrepeated(x) for x in (p.bias, p.span_table) if x is not None]
+    return any(map(p.uses, rules)) or any(bool(np.isneginf(x).any()) for x in scored)
 
 
-def _forbids(inputs: Diagnosed) -> bool:
-    """Does the bias hide keys, as a float mask of 0 and -inf does?"""
-    bias = inputs.problem.bias
-    return bias is not None and bool(np.isneginf(unrepeated(bias)).any())
+def _cached(inputs: Diagnosed) -> bool:
+    """May the queries be the newest tokens after a cache?"""
+    p = inputs.problem
+    last = p.causal and bool((p.query_offset == p.keys - p.queries).all())
+    return p.keys > p.queries and (p.queries == 1 or last)
 
 
-def _alike(names: str, inputs: Diagnosed) -> bool:
-    """Have a layer's matrices, or q, k and v, the same shape, so that one can be taken for the other?"""
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} if inputs.layer is None else inputs.layer.w
-    return inputs.weights is None and len({arrays[name].shape for name in names}) == 1
-
-
-def _as_wide(inputs: Diagnosed) -> bool:
-    """Is the output as wide as what enters?"""
-    if inputs.layer is not None:
-        return inputs.merged and inputs.theirs.shape[-1] == inputs.layer.x.shape[-1]
-    return inputs.v.shape[-1] == inputs.problem.d_k
-
-
-OF_PROBLEM: dict[str, Callable[[Problem], bool]] = {
-    # sizes
-    "square": lambda p: p.queries == p.keys,
-    "several heads": lambda p: p.heads > 1,
-    "several entries": lambda p: p.batch > 1,
-    "several matrices": lambda p: p.heads * p.batch > 1,
-    "few weights": lambda p: prod(p.shape) <= 2**21,
-    "d_k of 4 or more": lambda p: p.d_k >= 4,
-    "keys as many as d_k": lambda p: p.keys == p.d_k,
-    # scores
-    "scaled": lambda p: bool((p.scale != 1).any()),
-    "bias or ALiBi": lambda p: p.uses("bias") or p.uses("alibi_slopes"),
-    # visibility
-    "several masks": lambda p: len(masks(p)) > 1,
-    "positions": lambda p: p.uses("causal") or p.uses("window"),
-    "offset": lambda p: bool(p.query_offset.any()),
-    "first corner": lambda p: not p.query_offset.any(),
-    "last corner": lambda p: bool((p.query_offset == p.keys - p.queries).all()),
-    "cache": lambda p: p.keys > p.queries and (p.queries == 1 or (p.causal and OF_PROBLEM["last corner"](p))),
-    "later keys in the window": lambda p: p.window[1] is None or p.window[1] > 0,
-    "left side": lambda p: p.window[0] is not None,
-    "left side above 0": lambda p: bool(p.window[0]),
-    "right side": lambda p: p.window[1] is not None and not (p.causal and p.window[1] == 0),
-    "right side above 0": lambda p: bool(p.window[1]),
-    "both sides above 0": lambda p: bool(p.window[0] and p.window[1]),
-    "other right side": lambda p: p.causal or p.window[1] != p.window[0],
-    "open to the right": lambda p: p.window[1] != 0,
-    "mask per entry": lambda p: (mask := p.mask) is not None and mask.strides[0] != 0 and mask.strides[1] == 0,
-    "bounded to the right": lambda p: p.window[1] is not None,
-    "causal window": lambda p: p.reach[1] == 0,
-    "other half": lambda p: p.window[0] != p.window[1],
-    "offsets on both sides of 0": lambda p: bool((p.query_offset < 0).any() and (p.query_offset > 0).any()),
-    "heads no power of two": lambda p: p.heads & (p.heads - 1) != 0,
-    "lengths differ": lambda p: (lengths := p.kv_lengths) is not None and bool((lengths != lengths[0]).any()),
-}
-OF_INPUTS: dict[str, Callable[[Diagnosed], bool]] = {
+# Where a mistake is not looked for without its condition: it would be another one, or cost much, or there is none. One
+# that cannot be made for its shapes raises ValueError or IndexError; one that changes no number, or only those of later
+# steps than theirs, explains nothing.
+CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {
+    "several heads": lambda x: x.problem.heads > 1,
+    "several entries": lambda x: x.problem.batch > 1,
+    "several matrices": lambda x: x.problem.heads * x.problem.batch > 1,
+    "few weights": lambda x: prod(x.problem.shape) <= 2**21,
+    "positions": lambda x: x.problem.uses("causal") or x.problem.uses("window"),
+    "several corners": lambda x: x.problem.queries != x.problem.keys or bool(x.problem.query_offset.any()),
+    "cache": _cached,
+    "groups": lambda x: x.problem.kv_heads not in (1, x.problem.heads),
+    "NaN in theirs": lambda x: bool(np.isnan(x.theirs.astype(np.float64)).any()),
     "hidden keys": _hides,
-    "finite bias": lambda inputs: not _forbids(inputs),
-    "groups": lambda inputs: inputs.k.shape[1] not in (1, inputs.problem.heads),
-    "no groups": lambda inputs: inputs.k.shape[1] == inputs.problem.heads,
-    "v as wide as k": lambda inputs: inputs.v.shape[-1] == inputs.k.shape[-1],
-    "k shaped as v": lambda inputs: _alike("kv", inputs),
-    "q, k, v shaped alike": lambda inputs: _alike("qkv", inputs),
-    "output as wide as input": _as_wide,
-    "NaN in theirs": lambda inputs: bool(np.isnan(inputs.theirs.astype(np.float64)).any()),
-    "rotary": lambda inputs: inputs.rotary is not None,
-    "layer": lambda inputs: inputs.layer is not None,
-    "context": lambda inputs: (  # of other tokens than the queries
-        (layer := inputs.layer) is not None and not np.array_equal(layer.x, layer.context, equal_nan=True)
-    ),
-    "joined": lambda inputs: inputs.merged,
-    # leaving it out goes unnoticed
-    "square W^O": lambda inputs: bool((layer := inputs.layer) and layer.out and layer.out[0] == layer.out[1]),
-    "biases": lambda inputs: inputs.layer is not None and bool(inputs.layer.b),
+    "later keys in the window": lambda x: x.problem.window[1] is None or x.problem.window[1] > 0,
+    "left side above 0": lambda x: bool(x.problem.window[0]),
+    "right side above 0": lambda x: bool(x.problem.window[1]),
+    "both sides above 0": lambda x: bool(x.problem.window[0] and x.problem.window[1]),
+    "other right side": lambda x: x.problem.causal or x.problem.window[1] != x.problem.window[0],
+    "bounded to the right": lambda x: x.problem.window[1] is not None,
+    "heads no power of two": lambda x: x.problem.heads & (x.problem.heads - 1) != 0,
+    "rotary": lambda x: x.rotary is not None,
+    "layer": lambda x: x.layer is not None,
+    "W^O": lambda x: x.layer is not None and x.layer.out is not None,
+    "biases": lambda x: x.layer is not None and bool(x.layer.b),
+    "context": lambda x: x.layer is not None and not np.array_equal(x.layer.x, x.layer.context, equal_nan=True),
 }
 
 
@@ -198,9 +139,8 @@ def _scales(inputs: Diagnosed, which: float | str) -> list[Change]:
     """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
     p, right = inputs.problem, inputs.problem.scale
     d_model = [] if inputs.layer is None else [inputs.layer.x.shape[-1]]
-    widths = {"length": sorted({p.queries, p.keys} - {1}), "heads": sorted({p.heads, p.kv_heads} - {1})}
+    widths = {"length": sorted({p.queries, p.keys} - {1}), "d_model": [p.heads * p.d_k, *d_model]}
     widths |= {"d_k": [p.d_k], "d_v": [inputs.v.shape[-1]], "all heads": [p.heads * p.d_k]}
-    widths |= {"d_model": [p.heads * p.d_k, *d_model]}
     one = right[:1] if len(np.unique(right)) == 1 else right[:0]  # one number for all heads
     others = {"twice": [*one**2], "inverse": [*1 / one[one != 0]], "log2 e": [*one * np.log2(np.e)]}
     others |= {"1/d_k": [1 / p.d_k], "1/2d_k": [0.5 / p.d_k]} if p.d_k else {"1/d_k": [], "1/2d_k": []}
@@ -221,10 +161,15 @@ def _overflows(inputs: Diagnosed, *_: object) -> list[Change]:
 def _later_steps(inputs: Diagnosed, *_: object) -> list[Change]:
     """The later steps up to the weights that change the numbers."""
     uses = inputs.problem.uses
-    works = {"scaled": holds("scaled", inputs), "capped": uses("softcap"), "masked": _hides(inputs), "weights": True}
+    works = {
+        "scaled": bool((inputs.problem.scale != 1).any()),
+        "capped": uses("softcap"),
+        "masked": _hides(inputs),
+        "weights": True,
+    }
     works["biased"] = any(map(uses, ("bias", "alibi_slopes", "spans")))
-    later = STAGES[STAGES.index(inputs.stage) + 1 : 6]  # an earlier step means a missing rule, which has its own entry
-    return [{"step": step} for step in later if works[step]]
+    later = STAGES[STAGES.index(inputs.stage) + 1 :]  # an earlier step means a missing rule, which has its own entry
+    return [{"step": step} for step in later if works.get(step)]
 
 
 def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
@@ -244,10 +189,10 @@ def _chunks(inputs: Diagnosed, *_: object) -> list[Change]:
 
 def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
     """All rules that hide keys at once, or at least two of them; the most first."""
-    fields = {"kv_lengths": "padding", "query_lengths": "query_padding", "query_segments": "segments"}
-    rules = [rule for rule in ("causal", "window", "mask", *fields) if inputs.problem.uses(rule)]
+    masks = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
+    rules = [rule for rule in masks if inputs.problem.uses(rule)]
     subsets = [some for many in range(len(rules), 1, -1) for some in combinations(rules, many)]
-    return [{fields.get(rule, rule): value for rule in some} for some in subsets]
+    return [dict.fromkeys(some, value) for some in subsets]
 
 
 def _narrow(inputs: Diagnosed, *_: object) -> list[Change]:

@@ -26,20 +26,18 @@ class Operands:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
-        self._kept: dict[Any, Any] = {}
-        self._dropped: dict[Any, Any] = {}  # all at once, where they become too many
+        self._made: dict[Any, Any] = {}
         self._bytes = 0  # of these
 
-    def once(self, key: Any, make: Callable[[], Any], *, keep: bool = False) -> Any:
-        """A shared intermediate, computed when it is first needed; `keep` is for what nearly every recipe needs."""
-        made = self._kept.get(key, self._dropped.get(key))
-        if made is None:
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A shared intermediate, computed when it is first needed; all are dropped where they become too many."""
+        if key not in self._made:
             made = make()
-            (self._kept if keep else self._dropped)[key] = made
-            self._bytes += 0 if keep else sum(x.nbytes for x in made) if isinstance(made, tuple) else made.nbytes
+            self._bytes += sum(x.nbytes for x in made) if isinstance(made, tuple) else made.nbytes
             if self._bytes > _CACHE_BYTES:
-                self._dropped, self._bytes = {}, 0
-        return made
+                self._made, self._bytes = {}, 0
+            self._made[key] = made
+        return self._made[key]
 
     def rounded(self, x: Array) -> Array:
         """A step's result, rounded to the dtype of the plain run."""
@@ -50,7 +48,7 @@ class Operands:
     def operands(self, recipe: Recipe) -> Heads:
         """What serves as q, k and v, each (batch, its heads, tokens, width)."""
         key = recipe.key(FIELDS)
-        made: Heads = self.once(("operands", key), lambda: self._operands(recipe), keep=not key)
+        made: Heads = self.once(("operands", key), lambda: self._operands(recipe))
         return made
 
     def _operands(self, recipe: Recipe) -> Heads:
@@ -86,7 +84,7 @@ class Operands:
             w = layer.w[name].astype(self.dtype)
             return self.rounded(tokens.astype(self.dtype) @ (w.T if turned else w))
 
-        result: Array = self.once((id(tokens), name, turned), product, keep=True)
+        result: Array = self.once((id(tokens), name, turned), product)
         if name in layer.b and recipe[f"b_{name}"] is None:
             result = self.rounded(result + layer.b[name].astype(self.dtype))
         return result
@@ -95,7 +93,7 @@ class Operands:
         """The layer's output projection: also transposed, or with the columns of each head for its own rows only."""
         layer, heads = self.inputs.layer, self.problem.heads
         assert layer is not None
-        w: Array = self.once("W^O", lambda: layer.w["o"].astype(self.dtype), keep=True)
+        w: Array = self.once("W^O", lambda: layer.w["o"].astype(self.dtype))
         if recipe["w_o"] == "per head":
             width = len(w) // heads
             w = w * np.kron(np.eye(heads, dtype=self.dtype), np.ones((width, width), self.dtype))
@@ -115,6 +113,8 @@ class Operands:
         base, neighbours = self.inputs.rotary
         kind = recipe["rotary"] or ""
         half = int(x.shape[-1] * (recipe["rotary_part"] or 1)) // 2
+        if not half:
+            raise ValueError("a part without a pair of columns turns nothing")
         places = np.arange(x.shape[2])[None, :, None]
         if role == "q":
             offset = 0 if recipe["rotary_from"] == "zero" else self.problem.query_offset[:, None, None]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, bfloat16
-from clearhead.core.axes import WEIGHTS, Array, heads_first, named
+from clearhead.core.axes import KEY, QUERY, VALUE, WEIGHTS, Array, heads_first, named
 from clearhead.core.call import describe, describe_whole
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
@@ -23,13 +23,13 @@ from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alo
 from clearhead.textbook.computed import LayerArrays, read_layer, read_weights
 from clearhead.textbook.shapes import Convention, check_convention, turned
 
-Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
-STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
+Stage = Literal["q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+_OF_LAYERS = {"q": QUERY, "k": KEY, "v": VALUE, "heads": (*QUERY[:3], "d_v"), "concat": ("batch", "queries", "d_out")}
 Change = Mapping[str, Any]  # field -> value
 RULES = EVERYWHERE  # that recipes change
-Rotary = tuple[
-    float, bool
-]  # the base of the angles position·base^(-2i/d), and are pairs (2i, 2i + 1)? else (i, i + d/2)
+Rotary = tuple[float, bool]  # the base of the angles position·base^(-2i/d); are pairs (2i, 2i + 1)? else (i, i + d/2)
+Rows = tuple[int, ...]  # the queries that are compared
 
 
 class Recipe(dict[str, Any]):
@@ -73,13 +73,12 @@ class Diagnosed:
     stage: Stage
     layer: LayerArrays | None = None  # x (batch, queries, d_model), context (batch, keys, d_model)
     rotary: Rotary | None = None
-    per_head: bool = False  # is theirs a layer's heads, before they are joined?
     weights: Array | None = None  # (batch, heads, queries, keys), where they are given; then q and k are zeros
 
     @property
     def merged(self) -> bool:
-        """Is theirs the layer's output, all heads in one?"""
-        return self.layer is not None and self.stage == "output" and not self.per_head
+        """Has theirs the layer's heads joined?"""
+        return self.layer is not None and self.stage in ("concat", "output")
 
     @property
     def tokens(self) -> dict[str, Array]:
@@ -100,13 +99,6 @@ class Diagnosed:
         return replace(self, q=q, k=k, v=v, weights=None if self.weights is None else tokens(self.weights), layer=layer)
 
 
-class Selection(NamedTuple):
-    """The heads and queries that are compared."""
-
-    heads: tuple[int, ...]
-    rows: tuple[int, ...]
-
-
 def eps(dtype: np.dtype[Any]) -> float:
     """The distance from 1 to the next number."""
     return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
@@ -119,8 +111,8 @@ def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Any,
     """The inputs of `diagnose`, checked; `rotary` is a base or None, and whether pairs are interleaved."""
     turning, described = _rotary_of(*rotary), describe_whole(q, k, v, rules)
     assert described.v is not None
-    shape = (*described.problem.prefix, described.problem.queries, described.d_v)
-    result = heads_first(read_theirs(theirs, shape, described.problem, stage))
+    stages = {"output": (*described.problem.prefix, described.problem.queries, described.d_v)}
+    result = heads_first(read_theirs(theirs, stages, described.problem, stage))
     return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, turning)
 
 
@@ -131,8 +123,8 @@ def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, st
     assert values is not None
     if stage != "output":
         raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
-    shape = (*problem.prefix, problem.queries, values.shape[-1])
-    result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
+    stages = {"output": (*problem.prefix, problem.queries, values.shape[-1])}
+    result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), stages, problem, stage))
     return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
 
 
@@ -155,9 +147,12 @@ def layer_inputs(
     q, k, v = (np.broadcast_to(zero, (*sizes.lead, *shape)) for shape in shapes)
     described = describe(q, k, v, rules)
     assert described.v is not None
-    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if layer.out is None else layer.out[1])
-    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
-    theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
+    joined = *sizes.lead, sizes.queries, num_heads * sizes.d_v
+    stages = {name: (*sizes.lead, *shape) for name, shape in zip("qkv", shapes, strict=True)}
+    stages |= {"heads": (*sizes.lead, num_heads, sizes.queries, sizes.d_v), "concat": joined}
+    stages["output"] = joined if layer.out is None else (*joined[:-1], layer.out[1])
+    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), stages, described.problem, stage)
+    theirs = theirs.reshape(described.problem.batch, -1, *theirs.shape[-2:])
     flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
     layer = replace(layer, x=flat[0], context=flat[1])
     return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, turning)
@@ -193,36 +188,37 @@ def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) 
     return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
 
 
-def read_theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
-    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
-    if not isinstance(stage, str) or stage not in STAGES:
-        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
+def read_theirs(theirs: Any, stages: dict[str, tuple[int, ...]], problem: Problem, stage: Stage) -> Array:
+    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape.
+
+    stages   the shapes of all stages but those of the weights' shape
+    """
+    known = [name for name in STAGES if name in stages or name not in _OF_LAYERS]
+    if not isinstance(stage, str) or stage not in known:
+        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(known)}.")
     array: Array = as_array(theirs, "theirs")[0]
     if array.dtype not in FLOATS:
         raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
-    want = output if stage == "output" else problem.shape
+    want = stages.get(stage, problem.shape)
     if array.shape == want:
         return array
-    joined = len(output) == len(problem.prefix) + 1  # a layer's output, its heads joined
     if stage == "weights" and problem.prefix and array.shape == (*want[:-3], *want[-2:]):  # perhaps a mean over heads
         return np.broadcast_to(array[..., None, :, :], want)
-    of_output = ("batch", "queries", "d_out") if joined else ("batch", "heads", "queries", "d_v")
-    hint = _hint(array.shape, want, output, problem, stage)
-    axes = named(want, of_output if stage == "output" else WEIGHTS)
-    raise ShapeError(f"theirs has shape {array.shape}: at stage {stage!r} expected {axes}.", hint)
+    axes = _OF_LAYERS | {"output": _OF_LAYERS["concat" if "concat" in stages else "heads"]}
+    hint = _hint(array.shape, want, stages, problem)
+    raise ShapeError(
+        f"theirs has shape {array.shape}: at stage {stage!r} expected {named(want, axes.get(stage, WEIGHTS))}.", hint
+    )
 
 
-def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
-    if shape == output:
-        return 'it has the shape of the output: stage="output".'
-    if shape == problem.shape:
-        return 'it has the shape of the weights: stage="weights".'
+def _hint(shape: tuple[int, ...], want: tuple[int, ...], stages: dict[str, tuple[int, ...]], problem: Problem) -> str:
+    for stage, other in (("output", stages["output"]), ("weights", problem.shape)):
+        if shape == other:
+            return f'it has the shape of the {stage}: stage="{stage}".'
     if shape == (*want[:-2], want[-1], want[-2]):
         return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
     if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
         return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
-    if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
+    if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
         return f"its heads are joined: theirs.reshape(*theirs.shape[:-1], {want[-3]}, {want[-1]}).swapaxes(-2, -3)."
-    if prod(shape) == prod(want):
-        return "it has as many numbers: a reshape may do, if their order is right."
-    return ""
+    return "it has as many numbers: a reshape may do, if their order is right." if prod(shape) == prod(want) else ""

@@ -14,12 +14,9 @@ from clearhead.core import visibility
 from clearhead.core.axes import Array
 from clearhead.core.block import Block, block_of, everything
 from clearhead.core.problem import Problem
-from clearhead.core.rules import FIELDS, RULES
-from clearhead.diagnosing.recipe import Recipe, Selection
+from clearhead.core.rules import FIELDS, RULES, take
+from clearhead.diagnosing.recipe import Recipe, Rows
 
-# The rules of fields that have another name than their rule.
-NAMED = {"alibi": "alibi_slopes", "padding": "kv_lengths", "query_padding": "query_lengths"}
-NAMED |= {"segments": "query_segments", "padding_shift": "kv_lengths"}
 # The rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores.
 _MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
 
@@ -37,16 +34,16 @@ def without(problem: Problem, *names: str) -> Problem:
 
 def changed_rules(problem: Problem, recipe: Recipe) -> Problem:
     """The problem with the recipe's rules."""
-    missing = [rule_of(field) for field, value in recipe.items() if value == "missing" and rule_of(field) in RULES]
-    problem = without(problem, *missing)
-    for field in (field for field in _CHANGES if field in recipe and rule_of(field) not in missing):
-        problem = replace(problem, **_CHANGES[field](problem, recipe[field]))
+    problem = without(problem, *(field for field, value in recipe.items() if value == "missing" and field in RULES))
+    for field, change in _CHANGES.items():
+        if recipe[field] not in (None, "missing"):
+            problem = replace(problem, **change(problem, recipe[field]))
     return problem
 
 
 def rule_of(field: str) -> str:
-    """The rule that a field changes; the field itself where there is none."""
-    return "rotary" if field.startswith("rotary") else NAMED.get(field, field)
+    """The rule that a field changes: most are called as it; the field itself where there is none."""
+    return "rotary" if field.startswith("rotary") else field
 
 
 Fields = dict[str, Any]  # the fields of a Problem that change
@@ -84,29 +81,22 @@ def _mask(p: Problem, how: str) -> Fields:
     return {"mask": p.mask.swapaxes(-1, -2) if how == "transposed" else ~p.mask}
 
 
-def _padding(p: Problem, how: str) -> Fields:
+def _lengths(p: Problem, how: str | int) -> Fields:
     lengths = p.kv_lengths
     assert lengths is not None
+    if isinstance(how, int):
+        return {"kv_lengths": np.clip(lengths + how, 0, p.keys)}
     if how in ("shortest", "longest"):
         return {"kv_lengths": np.full_like(lengths, lengths.min() if how == "shortest" else lengths.max())}
     kept = lengths if how == "both" else None  # the others have no rule
     return {"kv_lengths": kept, "query_lengths": lengths if how in ("queries", "both") else p.query_lengths}
 
 
-def _shifted(p: Problem, by: int) -> Fields:
-    """Lengths off by one; beside padding that is ignored there are none."""
-    return {} if p.kv_lengths is None else {"kv_lengths": np.clip(p.kv_lengths + by, 0, p.keys)}
-
-
-def _bias(p: Problem, how: str) -> Fields:
-    assert p.bias is not None
-    return {"bias": p.bias.swapaxes(-1, -2) if how == "transposed" else p.bias}
-
-
 def _slopes(p: Problem, how: str) -> Fields:
     right = p.alibi_slopes
     assert right is not None
     every = {"reversed": right[::-1], "next head": np.roll(right, -1), "squared": right**2}
+    every |= {"added": -right, "scaled": right * p.scale}
     below = 1 << (max(1, p.heads).bit_length() - 1)  # the power of two below the heads, and every other one above
     some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
     every["of a power of two"] = np.concatenate([some, more[::2]])[: p.heads]
@@ -122,50 +112,43 @@ def _sinks(p: Problem, how: str) -> Fields:
 
 _CHANGES: dict[str, Callable[[Problem, Any], Fields]] = {
     "scale": lambda p, scale: {"scale": np.full_like(p.scale, scale)},
-    "bias": _bias,
+    "bias": lambda p, how: {"bias": p.bias if p.bias is None or how != "transposed" else p.bias.swapaxes(-1, -2)},
     "alibi_slopes": _slopes,
     "causal": _causal,
     "window": _window,
     "tile": lambda p, tile: {"causal": p.causal and not tile[0].startswith(("diagonal", "local"))},
     "mask": _mask,
-    "padding": _padding,
-    "padding_shift": _shifted,
+    "kv_lengths": _lengths,
     "sinks": _sinks,
 }
-SCORING = frozenset({"scale", "softcap", "bias", "alibi", "alibi_slopes", "spans", "scaling"})  # fields of the scores
+SCORING = frozenset({"scale", "softcap", "bias", "alibi_slopes", "spans", "scaling"})  # fields of the scores
 SEEING = frozenset({  # the fields that change what is seen
-    "causal", "window", "chunk", "mask", "padding", "padding_shift", "query_padding", "segments", "joined", "tile",
+    "causal", "window", "chunk", "mask", "kv_lengths", "query_lengths", "query_segments", "joined", "tile",
     "key_tail", "spans", "bias", "cache",
 })  # fmt: skip
 
 
-def selected(problem: Problem, selection: Selection, dtype: Any = np.float64) -> Block:
-    """The rules of some heads and queries, as the definition reads them."""
-    fields: Fields = {}
-    for name, axes in FIELDS.items():
-        x = getattr(problem, name)
-        for axis, places in (("queries", selection.rows), ("heads", selection.heads)):
-            if isinstance(x, np.ndarray) and axis in axes and len(places) < x.shape[axes.index(axis)]:
-                x = x.take(places, axes.index(axis))
-        fields[name] = x
-    part = replace(problem, heads=len(selection.heads), rows=range(len(selection.rows)), **fields)
-    rows, lengths = np.array(selection.rows, dtype=np.int64)[:, None], problem.query_lengths
-    positions = rows + problem.query_offset[:, None, None, None]
-    there = None if lengths is None else rows < lengths[:, None, None, None]
+def selected(problem: Problem, rows: Rows, dtype: Any = np.float64) -> Block:
+    """The rules of some queries, as the definition reads them."""
+    chosen = {"queries": np.array(rows)} if len(rows) < problem.queries else {}
+    fields = take({name: getattr(problem, name) for name in FIELDS}, chosen)
+    part = replace(problem, rows=range(len(rows)), **fields)
+    places, lengths = np.array(rows, dtype=np.int64)[:, None], problem.query_lengths
+    there = None if lengths is None else places < lengths[:, None, None, None]
+    (left, right), positions = problem.reach, places + problem.query_offset[:, None, None, None]
     block = block_of(part, everything(part), np.zeros(0, dtype))
-    left, right = problem.reach
     return replace(block, positions=positions, left=left, right=right, queries_there=there)
 
 
-def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
+def visible(problem: Problem, recipe: Recipe, rows: Rows) -> Array:
     """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
     ruled = changed_rules(problem, recipe)
     every = [ruled]
     if recipe["joined"] == "or":
         rules = {name for names in _MASKS for name in names}
         every = [without(ruled, *(rules - set(names))) for names in masks(ruled)] or every
-    blocks = [selected(each, selection) for each in every]
-    ones = np.ones((problem.batch, 1, len(selection.rows), problem.keys), dtype=bool)
+    blocks = [selected(each, rows) for each in every]
+    ones = np.ones((problem.batch, 1, len(rows), problem.keys), dtype=bool)
     seen = [ones if (some := visibility.visible(block)) is None else ones & some for block in blocks]
     for field in recipe.keys() & _BY_POSITION.keys():
         extra = _BY_POSITION[field](blocks[0], recipe[field], problem)
@@ -176,10 +159,10 @@ def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
 # ── what the rules cannot say: which keys are seen, by position ──
 
 
-def _of_padding(x: Block, how: str, p: Problem) -> Array | bool:
+def _of_lengths(x: Block, how: str | int, p: Problem) -> Array | bool:
     assert p.kv_lengths is not None
     lengths = p.kv_lengths[:, None, None, None]
-    return {"inverted": x.places >= lengths, "left": x.places >= p.keys - lengths}.get(how, True)
+    return {"inverted": x.places >= lengths, "left": x.places >= p.keys - lengths}.get(str(how), True)
 
 
 def _of_tile(x: Block, tile: tuple[str, int], _: Problem) -> Array | bool:
@@ -198,7 +181,7 @@ _BY_POSITION: dict[str, Callable[[Block, Any, Problem], Any]] = {
     "causal": lambda x, how, _: {"inverted": x.places > x.positions, "upper": x.places >= x.positions}.get(how, True),
     "window": lambda x, how, _: how != "without itself" or x.places != x.positions,
     "chunk": lambda x, size, _: x.positions // size == x.places // size,
-    "padding": _of_padding,
+    "kv_lengths": _of_lengths,
     "cache": lambda x, how, p: x.places >= p.keys - p.queries if how == "ignored" else True,
     "tile": _of_tile,
     "key_tail": lambda x, tail, p: tail[0] != "skipped" or x.places < p.keys // tail[1] * tail[1],

@@ -1,40 +1,243 @@
-"""The search: which mistake, alone or with another, gives the numbers in `theirs`.
+"""The search: which mistake, alone or with another, gives the numbers in `theirs`, and how well a recipe fits them.
 
-Every candidate is compared on a few rows of one head first. Candidates that come near are compared on a dozen rows of
-every head, and those that still fit on all rows, or on as many as the budget allows.
+Every candidate is compared on a few rows first. Candidates that come near are compared on a dozen rows, and those that
+still fit on all rows, or on as many as the budget allows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.fitting import Fit, coarser, largest
 from clearhead.diagnosing.mistakes import Mistake, mistakes
-from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Rows, eps
+from clearhead.diagnosing.rule_changes import SEEING
 from clearhead.diagnosing.verdict import BUDGET, Coverage, MistakeExplanation
-from clearhead.textbook.computed import largest_difference
+from clearhead.diagnosing.workings import SOFTMAX, Workings, take
+from clearhead.textbook.computed import differences, largest_difference
 
-_SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
+FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
+_TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
+_DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
+_RUNS = 4
+_WIDEST = 1e-2  # of a number: beyond that, the root mean square of all must agree as well
+_FEW = 64  # numbers whose root mean square says little
+_CLEAR = 0.3  # a correlation that is no chance
+_SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
+_STEPS = 60  # the most in the search for a number
 _PAIRED = 16  # keys of a block, below which it is tried alone
+_MUCH = 2**11  # scores of a row of all heads, from which one row has to do for a first look
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
+
+
+def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the two that rounds more."""
+    return max(a, b, key=eps)
+
+
+class Fit:
+    """Measures recipes against theirs."""
+
+    def __init__(self, inputs: Diagnosed, dtype: np.dtype[Any], slack: float) -> None:
+        self.inputs, self.dtype, self.slack = inputs, dtype, slack
+        self.exact = Workings(inputs)
+        single = dtype == np.float64
+        self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
+        self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
+
+    def theirs(self, rows: Rows) -> Array:
+        """Their numbers for these rows; q, k and v are whole."""
+        theirs = self.inputs.theirs if self.inputs.stage in "qkv" else take(self.inputs.theirs, rows)
+        result: Array = self.exact.once(("theirs", rows), lambda: theirs.astype(np.float64))
+        return result
+
+    def gap(self, recipe: Recipe, rows: Rows, computed: Array | None = None) -> float:
+        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
+
+        computed   the recipe's numbers, where they are known already
+        """
+        theirs = self.theirs(rows)
+        computed = self.exact.answer(recipe, rows) if computed is None else computed
+        if computed.shape != theirs.shape:
+            return float("inf")
+        gaps = differences(theirs, computed)
+        softmaxed = self.inputs.stage in _SOFTMAXED
+        if recipe["overflow"] is not None and softmaxed and not self.inputs.merged and recipe["axis"] is None:
+            gaps = np.where(self._at_the_edge(recipe, rows), 0.0, gaps)
+        if softmaxed and gaps.size and gaps.max() > 0 and recipe["empty"] is None and recipe.key(SEEING):
+            gaps = self._excused(recipe, rows, gaps)
+        return float(gaps.max(initial=0.0))
+
+    def _at_the_edge(self, recipe: Recipe, rows: Rows) -> Array:
+        """The rows near the edge of exp's range, which may be NaN, 0 or right: rounding decides which."""
+        x, edge = self.exact.logits(recipe, rows), np.log(float(np.finfo(recipe["overflow"]).max))
+        tops = x.max(axis=-1, keepdims=True), np.logaddexp.reduce(x, axis=-1, keepdims=True)
+        blur = 8 * max(eps(self.dtype), eps(np.dtype(recipe["overflow"]))) * edge
+        return np.asarray(np.logical_or(*(np.abs(top - edge) <= blur for top in tops)))
+
+    def _excused(self, recipe: Recipe, rows: Rows, gaps: Array) -> Array:
+        """The gaps, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
+        emptied: Array = np.asarray(~self.exact.visible(recipe, rows).any(axis=-1, keepdims=True))
+        emptied = emptied & self.exact.visible(RIGHT, rows).any(axis=-1, keepdims=True)
+        if not emptied.any():
+            return gaps
+        if self.inputs.merged:
+            emptied = np.asarray(emptied.any(axis=1, keepdims=True))
+        for empty in ("nan", "mean"):
+            computed = self.exact.answer(recipe.but(empty=empty), rows)
+            gaps = np.where(emptied, np.minimum(gaps, differences(self.theirs(rows), computed)), gaps)
+        return gaps
+
+    def measure(self, recipe: Recipe, rows: Rows, exact: Array | None = None) -> tuple[float, float]:
+        """The gap, and what rounding allows."""
+        exact = self.exact.answer(recipe, rows) if exact is None else exact
+        gap, allowed = self.gap(recipe, rows, exact), self.allowed(recipe, rows, exact)
+        runs = self._other_runs if allowed < gap < _DOUBT * allowed else []
+        if allowed < gap and recipe == RIGHT:
+            runs = [*runs, Workings(self.inputs, self.plain.precision, "logsumexp")]
+        allowed = max([allowed, *(self.allowed(recipe, rows, exact, run) for run in runs)])
+        if gap <= allowed and allowed > _WIDEST * largest(exact):
+            allowed = min(allowed, self._typical(recipe, rows, exact))
+        return gap, allowed
+
+    @cached_property
+    def _other_runs(self) -> list[Workings]:
+        return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
+
+    def _typical(self, recipe: Recipe, rows: Rows, exact: Array) -> float:
+        """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
+
+        Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
+        much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
+        such runs; else a limit that theirs exceed.
+        """
+        theirs = self.theirs(rows)
+        if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
+            return float("inf")
+        errors = [run.answer(recipe, rows) - exact for run in (self.plain, *self._other_runs)]
+        worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
+        limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
+        return limit if rms(theirs - exact) > limit else float("inf")
+
+    def allowed(self, recipe: Recipe, rows: Rows, exact: Array | None = None, run: Workings | None = None) -> float:
+        """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
+        exact = self.exact.answer(recipe, rows) if exact is None else exact
+        error = np.abs(exact - (run or self.plain).answer(recipe, rows))
+        worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
+        factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
+        return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
+
+    def narrowed(self, narrow: np.dtype[Any], rows: Rows) -> float:
+        """How surely theirs are the right numbers but for rounding to a narrow dtype on the way; 0 where they are not.
+
+        The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
+        of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
+        """
+        theirs, exact = self.theirs(rows), self.exact.answer(RIGHT, rows)
+        error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
+        if error.size < _FEW or not np.isfinite(error).all() or abs(correlated(error, exact)) > clear:
+            return 0.0
+
+        def rounded(x: Array) -> Array:
+            return x.astype(narrow).astype(x.dtype)
+
+        plain = Workings(self.inputs, narrow), Workings(self.inputs.mapped(rounded, rounded))
+        runs = [*(work.answer(RIGHT, rows) for work in plain), rounded(exact)]
+        if self.inputs.stage == "output" and not self.inputs.merged:
+            runs.append(self.exact.mixed(RIGHT, rounded(self.exact.weights(RIGHT, rows))))
+        errors = [run - exact for run in runs if largest(error) <= 2 * FACTOR * largest(run - exact)]
+        alike = [correlated(error, other) for other in errors if rms(error) <= _TYPICAL * rms(other) < np.inf]
+        best = max(alike, default=0.0)
+        return best if best > clear else clear * (bool(alike) and bool((rounded(theirs) == theirs).all()))
+
+    def filled(self, recipe: Recipe, rows: Rows) -> Recipe | None:
+        """The recipe with the number that stands in hidden places, or is added there, solved from theirs.
+
+        The numbers go from those of the visible keys alone to those of the hidden keys alone as it grows. None where
+        theirs are all but one of the two: any number further on that side gives the same.
+        """
+        theirs = self.theirs(rows)
+        alone, full = self.exact.answer(recipe.but(masking=None), rows), self._with(recipe, rows, 1e9)
+        if self.inputs.stage == "masked":
+            hidden = ~np.broadcast_to(self.exact.visible(recipe, rows), theirs.shape)
+            zero = self._with(recipe, rows, 0.0)
+            numbers = (theirs - zero)[hidden & np.isfinite(zero)]
+            return recipe.but(fill=_short(float(np.median(numbers)))) if numbers.size else None
+        if not theirs.shape == alone.shape == full.shape or not np.isfinite(theirs).any():
+            return None
+        use = np.isfinite(theirs) & np.isfinite(alone) & np.isfinite(full)
+        toward, gone = np.where(use, full - alone, 0.0), np.where(use, theirs - alone, 0.0)
+        apart, tolerance = toward - gone, self.allowed(RIGHT, rows)
+        if not (largest(gone) > tolerance < largest(apart) and (toward * gone).sum() > 0 < (toward * apart).sum()):
+            return None
+
+        def beyond(number: float) -> float:
+            """How much further on the way than theirs the recipe's numbers are with this number."""
+            return float((np.where(use, self._with(recipe, rows, number) - theirs, 0.0) * toward).sum())
+
+        x = self.exact.logits(recipe.but(masking="after"), rows)
+        low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
+        number = _root(beyond, low - 40.0, high + 40.0)
+        idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
+        return None if idle else recipe.but(fill=_short(number))
+
+    def _with(self, recipe: Recipe, rows: Rows, number: float) -> Array:
+        return self.exact.answer(recipe.but(fill=number), rows)
+
+
+def _root(f: Any, low: float, high: float) -> float:
+    """Where an increasing function is 0, between two places: false position, and halving where that is slow."""
+    at_low, at_high = f(low), f(high)
+    for step in range(_STEPS):
+        falls = at_high > at_low and step % 3 < 2
+        middle = low - at_low * (high - low) / (at_high - at_low) if falls else (low + high) / 2
+        value = f(middle)
+        if value == 0 or high - low < 1e-13 * max(1.0, abs(middle)):
+            return middle
+        low, at_low, high, at_high = (middle, value, high, at_high) if value < 0 else (low, at_low, middle, value)
+    return (low + high) / 2
+
+
+def _short(x: float) -> float:
+    """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
+    short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
+    return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
+
+
+def rms(x: Array) -> float:
+    """Root mean square; infinite where a number is NaN or infinite."""
+    size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
+    return size if np.isfinite(size) else float("inf")
+
+
+def correlated(a: Array, b: Array) -> float:
+    """Σ a·b / (|a|·|b|), 0 where one of them is 0 or not finite."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / size if size and np.isfinite(size) else 0.0
+
+
+def largest(x: Array) -> float:
+    """The largest finite magnitude."""
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 class Search:
     """One case: the inputs, the rows to compare, and the candidates.
 
-    `screen` is a few rows, of one head where heads are not joined, `sample` a dozen rows of every head, `everything`
-    all rows that the budget allows. Where it does not allow all, only the first and the last batch entry count.
+    `screen` is one or two rows, `sample` a dozen, `everything` all rows that the budget allows. Where it does not
+    allow all, only the first and the last batch entry count.
     """
 
     def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
         problem, ends = inputs.problem, sorted({0, inputs.problem.batch - 1})
-        n, heads, whole = problem.queries, tuple(range(problem.heads)), prod(problem.shape) <= BUDGET
+        n, whole = inputs.theirs.shape[2], inputs.stage in "qkv" or prod(problem.shape) <= BUDGET
         batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
         if not whole:
             taken = problem.take(batches=np.array(ends))
@@ -42,10 +245,9 @@ class Search:
             most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.inputs, self.fit = inputs, Fit(inputs, coarser(problem.dtype, inputs.theirs.dtype), slack)
-        self.everything, self.sample = Selection(heads, rows), Selection(heads, _sample_rows(n))
-        few = {n // 2} if inputs.merged else {int(n > 2), n // 2, n - 1}
-        some = heads if inputs.merged else heads[len(heads) // 2 :][:1]
-        self.screen = Selection(some, tuple(sorted(few & set(range(n)))))
+        self.everything, self.sample = rows, _sample_rows(n)
+        few = {n // 2} if inputs.merged or prod(problem.shape[:-2]) * problem.keys > _MUCH else {n // 2, n - 1}
+        self.screen: Rows = tuple(sorted(few & set(range(n))))
         self.coverage = Coverage(batches, problem.heads, rows, whole, problem.batch, n)
 
     @cached_property
@@ -64,8 +266,8 @@ class Search:
 
     def rounded(self, narrowings: list[MistakeExplanation]) -> list[MistakeExplanation]:
         """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
-        gap = self.fit.gap(RIGHT, self.sample)
-        fitting = [(self.fit.rounded_to(n.recipe["half_dtype"], self.sample), n) for n in narrowings]
+        gap, rows = self.fit.gap(RIGHT, self.everything), self.everything
+        fitting = [(self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows), n) for n in narrowings]
         surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
         return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
@@ -83,21 +285,31 @@ class Search:
         return self.inputs.problem.queries * self.inputs.problem.keys > _WIDE
 
     def unseen(self) -> list[MistakeExplanation]:
-        """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
-        right = self.fit.exact.answer(RIGHT, self.sample)
-        allowed = self.fit.allowed(RIGHT, self.sample, right)
-        hidden: dict[str, MistakeExplanation] = {}
-        for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.recipe.unfilled and single.entries[0].name not in hidden:
-                computed = self.fit.exact.answer(single.recipe, self.sample)
-                if largest_difference(computed, right) <= allowed:
-                    hidden[single.entries[0].name] = single
-        return list(hidden.values())
+        """Usual mistakes about the caller's own rules that these inputs do not show: they give the right numbers."""
+        if self.inputs.stage not in _SOFTMAXED:
+            return []
+        allowed, by_name = self.fit.allowed(RIGHT, self.sample, self._right), dict[str, list[MistakeExplanation]]()
+        for single in self.singles(only=lambda mistake: bool(mistake.rule) and not mistake.seldom):
+            by_name.setdefault(single.entries[0].name, []).append(single)
+
+        def hidden(single: MistakeExplanation) -> bool:
+            computed = None if single.recipe.unfilled else self._numbers(single.recipe)
+            return computed is not None and largest_difference(computed, self._right) <= allowed
+
+        return [variants[0] for variants in by_name.values() if all(map(hidden, variants))]
+
+    def _numbers(self, recipe: Recipe) -> Array | None:
+        """The recipe's numbers on the sample; None where these shapes do not allow the mistake."""
+        try:
+            return self.fit.exact.answer(recipe, self.sample)
+        except (ValueError, IndexError):
+            return None
 
     def explanations(self) -> list[MistakeExplanation]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
         every = [single for single in self.singles() if not (self.untried and single.recipe.wide)]
-        singles, narrowings = ([s for s in every if s.entries[0].evidence == kind] for kind in ("numbers", "rounding"))
+        narrowings = [single for single in every if single.entries[0].evidence == "rounding"]
+        singles = [single for single in every if single not in narrowings]
         fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.fit.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
@@ -108,33 +320,41 @@ class Search:
         """Candidates that fit, the closest first.
 
         One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
+        Nor does one that changes more than another: what it adds does nothing here.
         """
         measured = map(self.measured, self._screened(candidates))
         single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
         fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.entries) > 1)]
+        fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
         return closest([c for c in fitting if not c.solved] or fitting)
 
     def _screened(self, candidates: Iterable[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
         for candidate in candidates:
             self.tried += 1
-            recipe: Recipe | None = candidate.recipe
-            try:
-                if candidate.recipe.unfilled:
-                    recipe = self.fit.filled(candidate.recipe, self.sample)
-                near = recipe is not None and self.fit.gap(recipe, self.screen) <= self._near
-            except ValueError:  # of shapes: no program makes both mistakes
-                continue
-            if recipe is not None and near:
-                yield replace(candidate, recipe=recipe)
+            with suppress(ValueError, IndexError):  # of shapes: no program makes these mistakes
+                recipe = self._solved(candidate.recipe)
+                if recipe is not None and self.fit.gap(recipe, self.screen) <= self._near:
+                    yield replace(candidate, recipe=recipe)
+
+    def _solved(self, recipe: Recipe) -> Recipe | None:
+        """The recipe with the number that its mask fills with, of the few rows first; None where no number does."""
+        if not recipe.unfilled:
+            return recipe
+        first = self.fit.filled(recipe, self.screen)
+        if first is not None and self.fit.gap(first, self.screen) > self._near:
+            return None
+        return self.fit.filled(recipe, self.sample)
 
     def _paired(self, single: MistakeExplanation) -> bool:
         """Is it tried in pairs: does it change these numbers at a cost that pairs can bear?"""
         _, size = single.recipe["tile"] or ("", 0)
         if 0 < size < _PAIRED:
             return False
-        computed = None if single.recipe.unfilled else self.fit.exact.answer(single.recipe, self.sample)
-        return computed is None or not np.array_equal(computed, self._right, equal_nan=True)
+        if single.recipe.unfilled:
+            return True
+        computed = self._numbers(single.recipe)
+        return computed is not None and not np.array_equal(computed, self._right, equal_nan=True)
 
     @cached_property
     def _right(self) -> Array:
@@ -145,7 +365,7 @@ def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:
     """Two mistakes that change different fields of the recipe."""
     for a, b in combinations(singles, 2):
         change_a, change_b = a.changes[0], b.changes[0]
-        both_softmax = change_a.keys() & _SOFTMAX and change_b.keys() & _SOFTMAX
+        both_softmax = change_a.keys() & SOFTMAX and change_b.keys() & SOFTMAX
         independent = not change_a.keys() & change_b.keys() and not both_softmax
         apart = a.entries[0].alone or b.entries[0].alone or (a.entries[0].seldom and b.entries[0].seldom)
         if a.entries[0] is not b.entries[0] and independent and not apart:

@@ -46,15 +46,6 @@ class Place(NamedTuple):
     right: float
 
 
-class Nonfinite(NamedTuple):
-    """An input that holds NaN or infinity: the first such number, its index, and how many there are."""
-
-    name: str
-    place: tuple[int, ...]
-    value: float
-    many: int
-
-
 AnswerLine = tuple[str, str]  # its kind (verdict, did, mend, needs, known or note) and its text
 
 
@@ -118,17 +109,12 @@ class MistakeExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """The explanation as plain numbers and words."""
-        return {
-            "mistakes": self.mistakes,
-            "confidence": self.confidence,
-            "residual": _plain(self.residual),
-            "tolerance": _plain(self.tolerance),
-            "details": {field: _plain(value) for field, value in self.details.items()},
-            "did": self.did(),
-            "mend": self.mend(),
-            "needs": self.needs(),
-            "doubts": [said(doubt, "en") for doubt in self.doubts],
-        }
+        numbers = {"residual": _plain(self.residual), "tolerance": _plain(self.tolerance)}
+        details = {field: _plain(value) for field, value in self.details.items()}
+        words = {"did": self.did(), "mend": self.mend(), "needs": self.needs()}
+        doubts = [said(doubt, "en") for doubt in self.doubts]
+        known = {"mistakes": self.mistakes, "confidence": self.confidence}
+        return known | numbers | {"details": details} | words | {"doubts": doubts}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -144,8 +130,7 @@ class Diagnosis:
     tolerance: float  # what rounding allows
     first_difference: Place | None
     looked: Coverage
-    unseen: tuple[MistakeExplanation, ...]  # mistakes that these inputs cannot show
-    nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
+    unseen: tuple[MistakeExplanation, ...] = ()  # mistakes that these inputs cannot show
     known: tuple[Reason, ...] = ()  # what is known where nothing explains the numbers
     tokens: Names = None  # (queries,)
     convention: str = "rows"
@@ -173,8 +158,6 @@ class Diagnosis:
             sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
             entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
             yield line("note", "sampled", **sizes, entries=entries)
-        for nonfinite in self.nonfinite:
-            yield line("verdict", "nonfinite", **nonfinite._asdict() | {"place": ", ".join(map(str, nonfinite.place))})
         yield from _verdict(self, language)
         if self.explanations and self.convention == "columns":
             yield line("note", "columns")
@@ -203,7 +186,6 @@ class Diagnosis:
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
             "known": [{"what": fact.key, **{k: _plain(x) for k, x in fact.values.items()}} for fact in self.known],
-            "nonfinite": [{**nonfinite._asdict(), "value": str(nonfinite.value)} for nonfinite in self.nonfinite],
             "unseen": [e.mistakes[0] for e in self.unseen],
         }
 
@@ -256,7 +238,7 @@ def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         return
     yield "verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes")
     yield from _explained(best, language)
-    fits = all(mistake.evidence == "numbers" for mistake in best.entries)
+    fits = all(mistake.evidence != "rounding" for mistake in best.entries)
     certain = best.confidence if best.residual else f"{best.confidence}, exactly"
     numbers |= {"residual": best.residual, "tolerance": best.tolerance}
     yield "note", _say(language, certain if fits else "no fit", **numbers)

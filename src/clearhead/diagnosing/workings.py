@@ -12,10 +12,10 @@ import numpy as np
 
 from clearhead.core.axes import Array, join_heads
 from clearhead.core.block import Block
-from clearhead.core.definition import STEPS, logits, mix, product, softmax, split
+from clearhead.core.definition import STEPS, logits, mix, over_heads, product, softmax, split
 from clearhead.diagnosing import operands
 from clearhead.diagnosing.operands import Operands
-from clearhead.diagnosing.recipe import STAGES, Recipe, Selection, eps
+from clearhead.diagnosing.recipe import STAGES, Recipe, Rows, eps
 from clearhead.diagnosing.rule_changes import SCORING, SEEING, changed_rules, selected, visible
 
 _ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
@@ -23,6 +23,8 @@ _ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
     "after bias": ("scaled", "biased", "capped"),
     "after mask": ("scaled", "biased"),
 }
+_AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
+SOFTMAX = frozenset({"axis", "softmax", "blocks", "overflow"})  # each replaces the whole softmax
 _OFF = 0.0025  # the most that rounding a log-sum-exp excuses: larger ones say nothing
 _SCORED = operands.FIELDS | SCORING
 _MASKED = _SCORED | SEEING | {"masking", "fill"}
@@ -31,52 +33,43 @@ _MASKED = _SCORED | SEEING | {"masking", "fill"}
 class Workings(Operands):
     """Computes recipes on the same inputs, up to the stage of theirs."""
 
-    def answer(self, recipe: Recipe, selection: Selection) -> Array:
-        """The recipe's numbers at the stage of theirs, for these heads and rows."""
+    def answer(self, recipe: Recipe, rows: Rows) -> Array:
+        """The recipe's numbers at the stage of theirs, for these rows; q, k and v are whole."""
         stage = recipe["step"] or self.inputs.stage
+        if stage in "qkv":
+            return self.operands(recipe)["qkv".index(stage)]
         if stage == "weights":
-            return self._of_heads(recipe, selection, self.weights)
-        if stage != "output":
-            return self.logits(recipe, selection, stage)
-        return self.layer_output(recipe, selection) if self.inputs.merged else self.output(recipe, selection)
+            return self._of_heads(recipe, rows, self.weights)
+        if STAGES.index(stage) < STAGES.index("weights"):  # what is done later does not show yet
+            late = recipe["softcap"] == "after mask" and stage != "masked"
+            recipe = recipe.but(scaling=None, softcap=None if late else recipe["softcap"])
+            return self.logits(recipe, rows, stage)
+        return self.layer_output(recipe, rows) if self.inputs.merged else self.output(recipe, rows)
 
     # ── from queries and keys to the logits ──
 
-    def logits(self, recipe: Recipe, selection: Selection, stage: str = "masked") -> Array:
+    def logits(self, recipe: Recipe, rows: Rows, stage: str = "masked") -> Array:
         """The definition's steps up to `stage`, (batch, heads, rows, keys)."""
         fields = {"scores": operands.FIELDS, "masked": _MASKED}.get(stage, _SCORED)
         compute = {"scores": self._scores, "masked": self._masked}.get(stage)
-        key = (stage, selection, recipe.key(fields))
-        make = compute or (lambda recipe, selection: self._unmasked(recipe, selection, stage))
-        result: Array = self.once(key, lambda: make(recipe, selection))
+        make = compute or (lambda recipe, rows: self._unmasked(recipe, rows, stage))
+        result: Array = self.once((stage, rows, recipe.key(fields)), lambda: make(recipe, rows))
         return result
 
-    def _scores(self, recipe: Recipe, selection: Selection) -> Array:
+    def _scores(self, recipe: Recipe, rows: Rows) -> Array:
         q, k, _ = self.operands(recipe)
-        q, k = take(self._served(q, selection), selection.rows, 2), self._served(k, selection)
-        return self.rounded(product(q, k.swapaxes(-1, -2)))
+        return self.rounded(product(take(q, rows), k.swapaxes(-1, -2)))
 
-    def _served(self, x: Array, selection: Selection) -> Array:
-        """What serves each of these query heads, (batch, heads, tokens, width)."""
-        many, every = x.shape[1], self.problem.heads
-        if many == 1 or selection.heads == tuple(range(every)) == tuple(range(many)):
-            return x
-        return x[:, [head * many // every for head in selection.heads]]
-
-    def _rules(self, recipe: Recipe, selection: Selection) -> Block:
+    def _rules(self, recipe: Recipe, rows: Rows) -> Block:
         """The rules of the scores; what a bias of -inf forbids is masked like any other key."""
-        ruled = changed_rules(self.problem, Recipe(recipe.key(SCORING)))
-        x = selected(ruled, selection, self.dtype)
-        bias, slopes = x.bias, x.alibi_slopes
-        if bias is not None:
-            factor = {"negated": -1.0, "twice": 2.0, "scaled": x.scale}.get(recipe["bias"], 1.0)
-            bias = np.where(np.isneginf(bias), self.dtype.type(0), bias) * factor
-        if slopes is not None:
-            slopes = slopes * {"added": -1.0, "scaled": x.scale}.get(recipe["alibi"], 1.0)
-        return replace(x, bias=bias, alibi_slopes=slopes)
+        x = selected(changed_rules(self.problem, Recipe(recipe.key(SCORING))), rows, self.dtype)
+        if x.bias is None:
+            return x
+        factor = {"negated": -1.0, "scaled": x.scale}.get(recipe["bias"], 1.0)
+        return replace(x, bias=np.where(np.isneginf(x.bias), self.dtype.type(0), x.bias) * factor)
 
-    def _unmasked(self, recipe: Recipe, selection: Selection, stage: str) -> Array:
-        block, x = self._rules(recipe, selection), self.logits(recipe, selection, "scores")
+    def _unmasked(self, recipe: Recipe, rows: Rows, stage: str) -> Array:
+        block, x = self._rules(recipe, rows), self.logits(recipe, rows, "scores")
         for step in _ORDERS.get(recipe["softcap"], ("scaled", "capped", "biased")):
             late = step == "scaled" and recipe["scaling"] == "weights"
             if STAGES.index(step) <= STAGES.index(stage) and not late:
@@ -90,11 +83,11 @@ class Workings(Operands):
         x = self.rounded(STEPS[step](block, x))
         return x / cap if cap is not None and recipe["softcap"] == "not multiplied" else x
 
-    def _masked(self, recipe: Recipe, selection: Selection) -> Array:
-        x, how = self.logits(recipe, selection, "biased"), recipe["masking"]
+    def _masked(self, recipe: Recipe, rows: Rows) -> Array:
+        x, how = self.logits(recipe, rows, "biased"), recipe["masking"]
         if how in ("after", "renormalised"):
             return x
-        seen = self.visible(recipe, selection)
+        seen = self.visible(recipe, rows)
         if how in ("one seen", "one hidden"):
             return x + (seen if how == "one seen" else ~seen).astype(x.dtype)
         if how in ("fill", "add"):
@@ -102,160 +95,167 @@ class Workings(Operands):
             return np.where(seen, x, self.dtype.type(recipe["fill"]) + (x if how == "add" else 0))
         x = STEPS["masked"](Block(positions=None, places=None, seen=seen), x)
         late = recipe["softcap"] == "after mask"
-        return self._step(recipe, "capped", self._rules(recipe, selection), x) if late else x
+        return self._step(recipe, "capped", self._rules(recipe, rows), x) if late else x
 
-    def visible(self, recipe: Recipe, selection: Selection) -> Array:
+    def visible(self, recipe: Recipe, rows: Rows) -> Array:
         """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
-        key = ("visible", selection, recipe.key(SEEING))
-        result: Array = self.once(key, lambda: visible(self.problem, recipe, selection))
+        key = ("visible", rows, recipe.key(SEEING))
+        result: Array = self.once(key, lambda: visible(self.problem, recipe, rows))
         return result
 
     # ── from the logits to the weights ──
 
-    def weights(self, recipe: Recipe, selection: Selection) -> Array:
+    def weights(self, recipe: Recipe, rows: Rows) -> Array:
         """A, (batch, heads, rows, keys)."""
-        every = tuple(range(self.problem.heads)), tuple(range(self.problem.queries))
-        heads = every[0] if recipe["axis"] in ("heads", "all") else selection.heads
-        wide = Selection(heads, every[1] if recipe.wide else selection.rows)
+        wide = tuple(range(self.problem.queries)) if recipe.wide else rows
         if self.inputs.weights is None:
             result = self._weights(recipe, wide)
         else:
-            result = self.rounded(take(take(self.inputs.weights, wide.rows, 2), wide.heads, 1))
-        if recipe["turned"]:
-            result = result.swapaxes(-1, -2)
-        return take(take(result, selection.heads, 1), selection.rows, 2) if wide != selection else result
+            result = self.rounded(take(self.inputs.weights, wide))
+        result = result.swapaxes(-1, -2) if recipe["turned"] else result
+        return take(result, rows) if recipe.wide else result
 
-    def _weights(self, recipe: Recipe, selection: Selection) -> Array:
-        x = self.logits(recipe, selection)
-        result, again = self._softmax(recipe, selection, x), recipe["softmax"]
-        asked = again == "twice" or recipe.keys() & {"masking", "empty"}
-        seen = self.visible(recipe, selection) if asked else np.array(True)
-        if again in ("twice", "twice, hidden keys too"):
-            result = softmax(np.where(seen, result, -np.inf) if again == "twice" else result)[1]
+    def _weights(self, recipe: Recipe, rows: Rows) -> Array:
+        x, sinks, again = self.logits(recipe, rows), None, recipe["again"]
+        if self.problem.sinks is not None:
+            sinks = selected(changed_rules(self.problem, recipe), rows, self.dtype).sinks
+        result = softmaxed(recipe, x, sinks)
+        if self.perturbed == "logsumexp":
+            off = eps(np.dtype(np.float32)) * np.abs(log_sum(x, sinks))
+            result = result * np.exp(-np.minimum(off, _OFF))
+        asked = again == "seen keys" or recipe.keys() & {"masking", "empty"}
+        seen = self.visible(recipe, rows) if asked else np.array(True)
+        if again is not None:
+            result = softmax(np.where(seen, result, -np.inf))[1]
         if recipe["masking"] in ("after", "renormalised"):
             result = result * seen
-            if recipe["masking"] == "renormalised":
-                result = _quotient(result, result.sum(axis=-1, keepdims=True))
+        if recipe["masking"] == "renormalised":
+            total = result.sum(axis=-1, keepdims=True)
+            result = result / np.where(total == 0, 1, total)
         if recipe["empty"] is not None:
             empty_rows = ~seen.any(axis=-1, keepdims=True)
             result = np.where(empty_rows, np.nan if recipe["empty"] == "nan" else 1 / self.problem.keys, result)
         result = self.rounded(result)
-        return STEPS["scaled"](self._rules(recipe, selection), result) if recipe["scaling"] == "weights" else result
-
-    def _softmax(self, recipe: Recipe, selection: Selection, x: Array) -> Array:
-        """What stands in the softmax's place, of the logits."""
-        sinks = None
-        if self.problem.sinks is not None:
-            fields = frozenset({"sinks", "scale"})
-            sinks = selected(changed_rules(self.problem, Recipe(recipe.key(fields))), selection, self.dtype).sinks
-        how = recipe["softmax"]
-        if recipe["powers"] == "2":
-            x, sinks = x * np.log(2.0), sinks if sinks is None else sinks * np.log(2.0)
-        if recipe["axis"] == "none":
-            return np.where(np.isneginf(x), 0.0, x)
-        if recipe["axis"] is not None:
-            return _over(_AXES[recipe["axis"]], x)
-        if recipe["blocks"] is not None:
-            return _in_blocks(recipe["blocks"], x, sinks)
-        if recipe["overflow"] is not None:
-            return _overflowing(x, recipe["overflow"], sinks)
-        if how == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-x)))
-        if how == "logarithm":
-            return np.asarray(x - softmax(x)[0].logsumexp[..., None])
-        if how == "unkept sum and maximum":  # these, too, lie along the keys
-            x = x - x.max(axis=-1, keepdims=True).swapaxes(-1, -2)
-        if how in _DENOMINATORS:
-            return _divided(x, _DENOMINATORS[how], sinks)
-        if recipe["sinks"] == "unshifted":
-            return _divided(x, lambda m, total: np.logaddexp(total, sinks + m))
-        what, block = recipe["key_tail"] or ("", 1)
-        if what == "zeros":  # a last block's padding, read as scores of 0
-            more = np.log(float(-self.problem.keys % block))
-            return _divided(x, lambda _, total: np.logaddexp(total, more), sinks)
-        if self.perturbed == "logsumexp":
-            single = eps(np.dtype(np.float32))
-            return _divided(x, lambda _, total: total + np.minimum(single * np.abs(total), _OFF), sinks)
-        return np.asarray(softmax(x, sinks)[1])
+        return STEPS["scaled"](self._rules(recipe, rows), result) if recipe["scaling"] == "weights" else result
 
     # ── from the weights to the output ──
 
-    def output(self, recipe: Recipe, selection: Selection) -> Array:
+    def output(self, recipe: Recipe, rows: Rows) -> Array:
         """A·V per head, (batch, heads, rows, d_v)."""
-        result = self._of_heads(recipe, selection, self._output)
+        result = self._of_heads(recipe, rows, self._output)
         if recipe["added"] is not None and not self.inputs.merged:
-            result = result + take(self._served(self.operands(recipe)[0], selection), selection.rows, 2)
+            result = result + take(self.operands(recipe)[0], rows)
         return result
 
-    def _of_heads(self, recipe: Recipe, selection: Selection, compute: Callable[[Recipe, Selection], Array]) -> Array:
+    def _of_heads(self, recipe: Recipe, rows: Rows, compute: Callable[[Recipe, Rows], Array]) -> Array:
         """What each head gets: its own result, that of head 0, or the mean of all, perhaps with another softmax."""
         if recipe["heads"] is None:
-            return compute(recipe, selection)
-        meant = Selection((0,) if recipe["heads"] == "first" else tuple(range(self.problem.heads)), selection.rows)
+            return compute(recipe, rows)
         if recipe["heads"] == "softmax of the mean":
-            mean = softmax(self.weights(recipe, meant).mean(axis=1, keepdims=True))[1]
-            if compute == self.weights:
-                return np.broadcast_to(mean, (len(mean), len(selection.heads), *mean.shape[2:]))
-            return self.mixed(recipe, selection, np.repeat(mean, len(selection.heads), axis=1))
-        result = compute(recipe, meant).mean(axis=1, keepdims=True)
-        return np.broadcast_to(result, (len(result), len(selection.heads), *result.shape[2:]))
+            mean = softmax(self.weights(recipe, rows).mean(axis=1, keepdims=True))[1]
+            every = np.repeat(mean, self.problem.heads, axis=1)
+            return every if compute == self.weights else self.mixed(recipe, every)
+        result = compute(recipe, rows)
+        some = result[:, :1] if recipe["heads"] == "first" else result.mean(axis=1, keepdims=True)
+        return np.broadcast_to(some, result.shape)
 
-    def _output(self, recipe: Recipe, selection: Selection) -> Array:
+    def _output(self, recipe: Recipe, rows: Rows) -> Array:
         if recipe["across"] is not None:
-            return self._across(recipe, selection)
-        return self.mixed(recipe, selection, self.weights(recipe, selection))
+            return self._across(recipe, rows)
+        return self.mixed(recipe, self.weights(recipe, rows))
 
-    def mixed(self, recipe: Recipe, selection: Selection, weights: Array) -> Array:
+    def mixed(self, recipe: Recipe, weights: Array) -> Array:
         """The weights times the values; a value of weight 0 is not read."""
-        values = self._served(self.operands(recipe)[2], selection)
-        return self.rounded(mix(weights, split(values), lambda: weights == 0))
+        return self.rounded(mix(weights, split(self.operands(recipe)[2]), lambda: weights == 0))
 
-    def _across(self, recipe: Recipe, selection: Selection) -> Array:
+    def _across(self, recipe: Recipe, rows: Rows) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
         order = (0, 2, 1, 3) if recipe["across"] == "heads" else (2, 1, 0, 3)
-        every = Selection(tuple(range(self.problem.heads)), selection.rows)
-        served = (self._served(x, every) for x in self.operands(recipe))
-        q, k, v = (take(x, every.rows, 2).transpose(order) for x in served)
-        scale, places = changed_rules(self.problem, recipe).scale[0], np.arange(k.shape[2])
-        late, right = recipe["scaling"] == "weights", 0 if changed_rules(self.problem, recipe).causal else None
-        block = Block(
-            q=q, k=k, positions=places[:, None], places=places, right=right, scale=1.0 if late else float(scale)
-        )
+        q, k, v = (take(over_heads(x, self.problem.heads), rows).transpose(order) for x in self.operands(recipe))
+        ruled, places, late = changed_rules(self.problem, recipe), np.arange(k.shape[2]), recipe["scaling"] == "weights"
+        scale, right = float(ruled.scale[0]), 0 if ruled.causal else None
+        block = Block(q=q, k=k, positions=places[:, None], places=places, right=right, scale=1.0 if late else scale)
         weights = softmax(logits(block))[1] * (scale if late else 1.0)
-        return take(self.rounded(weights @ v).transpose(order), selection.heads, 1)
+        return self.rounded(weights @ v).transpose(order)
 
-    def layer_output(self, recipe: Recipe, selection: Selection) -> Array:
-        """U, (batch, 1, rows, d_out): the heads joined and projected."""
+    def layer_output(self, recipe: Recipe, rows: Rows) -> Array:
+        """U, or the heads joined, (batch, 1, rows, d_out)."""
         layer, many, n = self.inputs.layer, self.problem.heads, self.problem.queries
         assert layer is not None
-        heads = tuple(range(many))
         if recipe["merge"] == "flat":  # (heads·n, d_v) read as (n, heads·d_v)
-            flat = np.array(selection.rows)[:, None] * many + np.arange(many)
+            flat = np.array(rows)[:, None] * many + np.arange(many)
             needed = sorted(set((flat % n).ravel().tolist()))
-            joined = self.output(recipe, Selection(heads, tuple(needed)))
-            joined = joined[:, flat // n, np.searchsorted(needed, flat % n)]
+            joined = self.output(recipe, tuple(needed))[:, flat // n, np.searchsorted(needed, flat % n)]
             joined = joined.reshape(*joined.shape[:2], joined.shape[2] * joined.shape[3])
         else:
-            joined = self.output(recipe, Selection(heads, selection.rows))
-            turned = np.swapaxes(joined, 1, 3) if recipe["merge"] == "interleaved" else joined
-            joined = join_heads(turned)
-        if "o" in layer.w and recipe["w_o"] not in ("missing", "on values"):
+            joined = self.output(recipe, rows)
+            joined = join_heads(np.swapaxes(joined, 1, 3) if recipe["merge"] == "interleaved" else joined)
+        projects = self.inputs.stage == "output" and recipe["w_o"] != "missing"
+        if "o" in layer.w and projects and recipe["w_o"] != "on values":
             joined = self.rounded(joined @ self.w_o(recipe))
-        if "o" in layer.b and recipe["b_o"] is None and recipe["w_o"] != "missing":
+        if "o" in layer.b and projects and recipe["b_o"] is None:
             joined = self.rounded(joined + layer.b["o"].astype(self.dtype))
         if recipe["added"] is not None:
-            joined = joined + take(layer.x.astype(self.dtype), selection.rows, 1)
+            joined = joined + take(layer.x.astype(self.dtype)[:, None], rows)[:, 0]
         return np.asarray(joined[:, None])
 
 
-def take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
-    """The chosen heads (axis 1) or rows (axis 2); the array itself where these are all."""
-    return x if len(chosen) == x.shape[axis] else x.take(chosen, axis)
+def take(x: Array, rows: Rows) -> Array:
+    """These rows of (batch, heads, rows, …); the array itself where these are all."""
+    return x if len(rows) == x.shape[2] else x.take(rows, 2)
 
 
-# ── what stands in the softmax's place, of the logits, -inf where hidden ──
+# ── what stands in the softmax's place, of logits (batch, heads, rows, keys), -inf where hidden ──
 
-_AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
+
+def softmaxed(recipe: Recipe, x: Array, sinks: Array | None) -> Array:
+    """The weights that the recipe makes of these logits; the sinks are (heads, 1, 1)."""
+    if recipe["powers"] == "2":
+        x, sinks = x * np.log(2.0), None if sinks is None else sinks * np.log(2.0)
+    if recipe["axis"] == "none":
+        return np.where(np.isneginf(x), 0.0, x)
+    if recipe["axis"] is not None:
+        return _over(_AXES[recipe["axis"]], x)
+    if recipe["softmax"] == "logarithm":
+        return np.asarray(x - log_sum(x))
+    if recipe["overflow"] is not None:
+        return _overflowing(x, recipe["overflow"], sinks)
+    if recipe["blocks"] is not None:
+        return _powers(*_in_blocks(recipe["blocks"], x, sinks))
+    what, block = recipe["key_tail"] or ("", 1)
+    unshifted = recipe["sinks"] == "unshifted"
+    if recipe["softmax"] is None and not unshifted and what != "zeros":
+        return np.asarray(softmax(x, sinks)[1])
+    m = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
+    total = log_sum(x, sinks + m if sinks is not None and unshifted else sinks)
+    if what == "zeros":  # a last block's padding, read as scores of 0
+        total = np.logaddexp(total, np.log(float(-x.shape[-1] % block)))
+    return _powers(x, _denominator(recipe["softmax"], x, m, total))
+
+
+def _denominator(how: str | None, x: Array, m: Array, total: Array) -> Any:
+    """The logarithm of what each power is divided by, from a row's largest logit m and its log-sum-exp."""
+    if how in ("no sum", "no sum, no maximum"):
+        return m if how == "no sum" else 0.0
+    if how in ("one more", "one more, shifted"):
+        return np.logaddexp(total, m if how == "one more, shifted" else 0.0)
+    if how in ("unkept sum", "unkept sum and maximum"):  # they lie along the keys
+        return m + (total - m).mT if how == "unkept sum" else m.mT + log_sum(x - m.mT).mT
+    return np.logaddexp(x, 0.0) if how == "sigmoid" else total
+
+
+def log_sum(x: Array, sinks: Array | None = None) -> Array:
+    """Each row's log-sum-exp, (…, rows, 1)."""
+    return np.asarray(softmax(x, sinks)[0].logsumexp[..., None])
+
+
+def _powers(numerator: Array, denominator: Any) -> Array:
+    return np.asarray(np.exp(numerator - _finite(np.asarray(denominator))))
+
+
+def _finite(x: Array) -> Array:
+    """0 in the place of -inf, as a row has it that sees no key."""
+    return np.where(np.isneginf(x), x.dtype.type(0), x)
 
 
 def _over(axes: tuple[int, ...], x: Array) -> Array:
@@ -266,63 +266,34 @@ def _over(axes: tuple[int, ...], x: Array) -> Array:
     return np.asarray(np.moveaxis(softmax(flat)[1].reshape(moved.shape), last, axes))
 
 
-_Denominator = Callable[[Array, Array], Any]  # of a row's largest logit m and log-sum-exp L, (…, rows, 1)
-
-_DENOMINATORS: dict[str, _Denominator] = {  # the logarithm of what each power is divided by
-    "no sum": lambda m, _: m,
-    "no sum, no maximum": lambda *_: 0.0,
-    "one more": lambda _, total: np.logaddexp(total, 0.0),
-    "one more, shifted": np.logaddexp,
-    "unkept sum": lambda m, total: m + (total - m).swapaxes(-1, -2),  # they lie along the keys
-    "unkept sum and maximum": lambda _, total: total.swapaxes(-1, -2),
-}
-
-
-def _divided(x: Array, denominator: _Denominator, sinks: Array | None = None) -> Array:
-    """Powers of the logits by another denominator; m is the largest of the keys, the sinks count in L."""
-    m = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
-    total = softmax(x, sinks)[0].logsumexp[..., None]
-    return np.where(np.isneginf(x), 0.0, np.exp(x - denominator(m, total)))
-
-
 def _overflowing(x: Array, dtype: str, sinks: Array | None) -> Array:
     """The softmax in this dtype without a row's maximum subtracted."""
     powers = np.exp(x.astype(dtype)).astype(x.dtype)
     total = powers.astype(dtype).sum(axis=-1, keepdims=True).astype(x.dtype)
-    total = np.where((x > -np.inf).any(axis=-1, keepdims=True) & (total == 0), np.nan, total)
-    return _quotient(powers, total if sinks is None else total + np.exp(sinks))
+    total = total if sinks is None else total + np.exp(sinks)
+    return np.where((x > -np.inf).any(axis=-1, keepdims=True), powers / total, 0.0)
 
 
-def _finite(peak: Array) -> Array:
-    return np.where(np.isneginf(peak), peak.dtype.type(0), peak)
-
-
-def _in_blocks(bug: tuple[str, int], x: Array, sinks: Array | None) -> Array:
-    """An online softmax over blocks of keys of a size, with a bug."""
+def _in_blocks(bug: tuple[str, int], x: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """The numerators and denominators of an online softmax over blocks of keys of a size, with a bug."""
     what, size = bug
     block, starts = np.arange(x.shape[-1]) // size, np.arange(0, x.shape[-1], size)
     tops = np.maximum.reduceat(x, starts, axis=-1)
+    if what == "averaged":  # of the blocks' softmaxes, each with its own sum
+        own = _finite(np.logaddexp.reduceat(x, starts, axis=-1))
+        return x - own[..., block], np.full_like(x[..., :1], np.log(len(starts)))
+    if what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
+        return x, np.where(np.isneginf(tops[..., :1]), np.nan, log_sum(x, sinks))
     running = _finite(np.maximum.accumulate(tops, axis=-1))
     final = running[..., -1:]
-    powers = total = right = np.exp(x - final)
-    if what in ("unshifted", "averaged"):  # each block by its own maximum
-        powers = total = np.exp(x - _finite(tops)[..., block])
-        if what == "averaged":
-            sums = np.add.reduceat(powers, starts, axis=-1)[..., block]
-            powers, total = _quotient(powers, sums), np.full_like(x[..., :1], len(starts))
-    elif what == "nan":  # of exp(-inf - -inf) in the first block, which no later block mends
-        total = np.where(np.isneginf(tops[..., :1]), np.nan, right)
+    above = below = right = x - final
+    if what == "unshifted":  # each block by its own maximum
+        above = below = x - _finite(tops)[..., block]
     elif what.startswith("last"):
         last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
-        powers = np.where(block == last, right, x.dtype.type(0))
-        total = right if what == "last values" else powers
+        above = np.where(block == last, right, -np.inf)
+        below = right if what == "last values" else above
     else:
-        stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
-        powers, total = (right if what == kept else stale for kept in ("rescale sum", "rescale values"))
-    sums = total.sum(axis=-1, keepdims=True)
-    return _quotient(powers, sums if sinks is None else sums + np.exp(sinks - final))
-
-
-def _quotient(powers: Array, total: Array) -> Array:
-    """Powers / total, 0 where the total is 0."""
-    return np.divide(powers, total, out=np.zeros_like(powers), where=total != 0)
+        stale = x - running[..., block]  # what each block adds, as if no later block raised the maximum
+        above, below = (right if what == kept else stale for kept in ("rescale sum", "rescale values"))
+    return above, log_sum(below, None if sinks is None else sinks - final)

@@ -101,30 +101,27 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
     optional, kinds = _names("optional", optional, RULES), _names("kinds", kinds, KINDS)
     kinds = tuple(kind for kind in kinds if possible(kind, {*fixed, *optional}))
-    pairs, heads = (
-        [
-            (x, x) if isinstance(x, str) or is_whole(x) else x
-            for x in read_members(name, value, (object,), "a list", _HINT)
-        ]
-        for name, value in (("dtypes", dtypes), ("widths", widths))
-    )
+    pairs = [(x, x) if isinstance(x, str) else x for x in _listed("dtypes", dtypes)]
     types = tuple(tuple(_DTYPES[name] for name in _names("dtypes", pair, _DTYPES)) for pair in pairs)
-    heads = [_sizes("widths", pair) for pair in heads]
+    heads = tuple(_sizes("widths", (x, x) if is_whole(x) else x) for x in _listed("widths", widths))
     sizes = None if lengths is None else _sizes("lengths", lengths)
-    if not kinds or sizes == () or not all(parts and all(len(x) == 2 for x in parts) for parts in (types, heads)):
+    if not kinds or sizes == () or not types or not heads or any(len(pair) != 2 for pair in (*types, *heads)):
         raise RuleError("no problem is left to draw from these rules, kinds, dtypes and sizes.", _HINT)
-    return Draws(fixed, optional, kinds, cast("Any", types), sizes, tuple(heads), grouped)
+    return Draws(fixed, optional, kinds, cast("Any", types), sizes, cast("Any", heads), grouped)
+
+
+def _listed(argument: str, values: Any) -> tuple[Any, ...]:
+    return tuple(read_members(argument, values, (object,), "a list", _HINT))
 
 
 def _sizes(argument: str, values: Any, least: int = 1, most: int = _LONGEST) -> tuple[int, ...]:
-    sizes = read_members(argument, values, (object,), "a list", _HINT)
-    return tuple(whole_number(f"one of {argument}", size, least, most) for size in sizes)
+    return tuple(whole_number(f"one of {argument}", size, least, most) for size in _listed(argument, values))
 
 
 def _names(argument: str, values: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
-    names = read_members(argument, values, (object,), "a list", _HINT)
+    names = _listed(argument, values)
     check_known(f"name in {argument}:", names, known)
-    return tuple(names)
+    return names
 
 
 def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequence[Plan]) -> str:

@@ -1,7 +1,7 @@
 """Calls somebody's function three times on a problem, compares what it gave, and names the cause where it is wrong."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +12,7 @@ from clearhead.core.arrays import FLOATS, as_array, bfloat16, on_cpu, statistics
 from clearhead.core.axes import Array, named
 from clearhead.core.call import describe
 from clearhead.core.visibility import dense
+from clearhead.diagnosing.recipe import eps
 from clearhead.digits import significant
 from clearhead.errors import ClearheadError, DtypeError, ShapeError
 from clearhead.testing.drawing import Draws, Plan, drawn, parts
@@ -61,11 +62,6 @@ class Truth(NamedTuple):
             + (f"{broken:,} of them NaN or infinite" if broken else how),
             f"first wrong number: {where}: yours {yours}, right {right}",
         )
-
-
-def eps(dtype: np.dtype[Any]) -> float:
-    """The distance from 1 to the next number."""
-    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
 
 
 @np.errstate(all="ignore")
@@ -125,16 +121,15 @@ class Caller(NamedTuple):
 
     def given(self, problem: dict[str, Any], *, swapped: bool) -> dict[str, Any]:
         """Copies as the function takes them; swapped: heads and tokens of q, k and v lie swapped in memory."""
-
-        def copied(x: Any, *, swapped: bool) -> Any:
-            if not isinstance(x, np.ndarray):
-                return x
-            x = np.array(x.swapaxes(1, 2) if swapped else x, order="C")
-            if self.arrays != "numpy":
-                x = to_torch(sys.modules["torch"], x).to("cpu" if self.arrays == "torch" else self.arrays)
-            return x.swapaxes(1, 2) if swapped else x
-
-        return {name: copied(x, swapped=swapped and name in "qkv") for name, x in problem.items()}
+        result = dict(problem)
+        for name, x in problem.items():
+            turned = swapped and name in "qkv"
+            if isinstance(x, np.ndarray):
+                copy: Any = np.array(x.swapaxes(1, 2) if turned else x, order="C")
+                if self.arrays != "numpy":
+                    copy = to_torch(sys.modules["torch"], copy).to("cpu" if self.arrays == "torch" else self.arrays)
+                result[name] = copy.swapaxes(1, 2) if turned else copy
+        return result
 
     def output(self, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
         """What the function returns, a copy of it, and copies of the derivatives of Σ g·output by q, k and v.
@@ -166,7 +161,11 @@ def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Fail
         if place:
             given = caller.given(second, swapped=swapped)
         if place < 2:
-            right, g = _right(plan, problem, gradients=gradients)
+            right, g = [_truth(plan, problem)], None
+        if place < 2 and gradients:  # of Σ g·output
+            normal = np.random.default_rng([plan.seed, 4]).standard_normal(right[0].right.shape)
+            g = np.where(np.isinf(right[0].rounding), 0.0, normal).astype(plan.dtype)
+            right += truths(problem, plan.dtype, g)[1][1:]
         arrays = [name for name, x in given.items() if hasattr(x, "shape")]
         if place == 2:
             for name in arrays:
@@ -179,7 +178,7 @@ def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Fail
             told = f"{CALLS[place]}: it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return Failure(plan, problem, (told,), error=error)
         changed = [name for name in arrays if _copy(given[name]).tobytes() != before[name]]
-        causes, theirs = _misbehaved(plan, changed, results), results[-1][1]
+        causes, theirs = tuple(_misbehaved(plan, changed, results)), results[-1][1]
         lines = [line for truth, x in zip(right, theirs, strict=True) for line in truth.wrong(x)]
         if lines and not causes and right[0].fits(theirs[0]):
             causes = ("the output is right, its derivatives are not",)
@@ -189,16 +188,6 @@ def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Fail
         if causes or lines:
             return Failure(plan, problem, (CALLS[place], *lines), causes, None if place else theirs[0])
     return None
-
-
-def _right(plan: Plan, problem: dict[str, Any], *, gradients: bool) -> tuple[list[Truth], Array | None]:
-    """The truths of a problem, and the derivative by the output from which those of its inputs are."""
-    truth = _truth(plan, problem)
-    if not gradients:
-        return [truth], None
-    normal = np.random.default_rng([plan.seed, 4]).standard_normal(truth.right.shape)
-    g = np.where(np.isinf(truth.rounding), 0.0, normal).astype(plan.dtype)
-    return [truth, *truths(problem, plan.dtype, g)[1][1:]], g
 
 
 def _truth(
@@ -215,17 +204,16 @@ def _copy(x: Any) -> Array:
     return array
 
 
-def _misbehaved(plan: Plan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> tuple[str, ...]:
+def _misbehaved(plan: Plan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> Iterator[str]:
     """What is wrong with a call whatever its numbers are."""
-    dtype, found = results[-1][1][0].dtype, []
     if changed:
-        found.append(f"it writes into its inputs: {', '.join(changed)} changed during the call")
+        yield f"it writes into its inputs: {', '.join(changed)} changed during the call"
     if len(results) == 2 and _copy(results[0][0]).tobytes() != results[0][1][0].tobytes():
-        found.append("the first result changed when it was called again: it returns a buffer that it keeps and reuses")
+        yield "the first result changed when it was called again: it returns a buffer that it keeps and reuses"
+    dtype = results[-1][1][0].dtype
     if dtype != plan.result and dtype.itemsize <= plan.result.itemsize:
         declared = f'dtypes=[("{plan.dtype}", "{dtype}")]'
-        found.append(f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}")
-    return tuple(found)
+        yield f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}"
 
 
 def _stale(plan: Plan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int) -> tuple[str, ...]:
