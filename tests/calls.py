@@ -244,7 +244,7 @@ def public() -> dict[str, Call]:
 
 def seen() -> Seen:
     result = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
-    layer = Layer("0", "h.0", 1, False, (0, 1), result, Q, K, V, {}, None, "", 0, lambda: Q)
+    layer = Layer("0", "h.0", (0, 1), result, {}, Q, K, V, derivative=lambda: Q)
     return Seen({"0": layer}, [["a", "b", "c"]], model="none")
 
 

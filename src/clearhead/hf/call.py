@@ -9,12 +9,12 @@ from torch import Tensor
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.core.torch_state import graphed
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, ShapeError
 from clearhead.hf.masks import Pattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
+from clearhead.ops.span_terms import SpanTerm, by_softcap, check_one_matrix, combined
 from clearhead.torch import dropped
 
 
@@ -52,11 +52,7 @@ class AttentionCall:
         weights are observed before dropout.
         """
         rules = self.rules()
-        if isinstance(rules.get("softcap"), tuple):
-            raise RuleError(
-                "only some of its heads are tempered, and with its softcap they are no one matrix.",
-                "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
-            )
+        check_one_matrix(rules)
         only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
         if dropout or (graphed(self.q, self.k, self.v, *flat(rules).values()) and not only_logsumexp):
             with torch.no_grad():

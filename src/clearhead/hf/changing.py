@@ -10,32 +10,27 @@ import torch
 
 from clearhead.changing import otherrun
 from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
-from clearhead.changing.edits import Edit, cut, read_edits
+from clearhead.changing.edits import Edit, cut
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import Passes, Texts, check_tokenizer
+from clearhead.hf.passes import Passes, Texts
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
 from clearhead.watching.naming import LayerCall, ModulePath
 from clearhead.watching.places import Place, Text
-from clearhead.watching.saved import Run
 from clearhead.watching.spans import SpanEdge
 
 _VERIFY = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
 
 
 @contextmanager
-def changed(model: Any, edits: Any, tokenizer: Any) -> Iterator[None]:
+def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
     """Inside, the model's attention is edited; the arguments are those of `ch.change`, and it says what is raised."""
-    read = tuple(
-        replace(edit, seen=Run.read(edit.seen)) if isinstance(edit.seen, str) else edit for edit in read_edits(edits)
-    )
-    check_tokenizer(tokenizer)
     switching.check(model)
     if any(module in attending.changers for module in model.modules()):
         raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
-    changing = _Changing(model, read, tokenizer)
+    changing = _Changing(model, edits, tokenizer)
     changing.check()
     with changing.followed(attending.changers):
         yield
@@ -183,7 +178,7 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
     for edge in edges:
         whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
         without = cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head], rest=edge.rest)
-        with changed(model, without, None):
+        with changed(model, (without,), None):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
     return Verified(result, edges.tokens if isinstance(edges, Edges) else ())

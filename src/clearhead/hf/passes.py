@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from clearhead.errors import DtypeError
 from clearhead.hf import packed, switching
 from clearhead.watching.naming import LayerCall, LayerNames, ModulePath, text_of
 from clearhead.watching.pieces import pieces_of
@@ -257,13 +256,3 @@ class Texts:
         if ids.shape[1] != length:
             return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
         return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
-    decodes = callable(getattr(tokenizer, "decode", None)) and not isinstance(tokenizer, (bytes, bytearray))
-    if tokenizer is not None and not decodes:
-        raise DtypeError(
-            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
-            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
-        )

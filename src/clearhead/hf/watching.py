@@ -1,7 +1,7 @@
 """What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -11,42 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.observations import check_asked
-from clearhead.core.rule_values import read_members
-from clearhead.core.statistics import Watched
-from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.errors import RuleError, SelectionError
 from clearhead.hf import attending, switching
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, computed_again
-from clearhead.hf.passes import Passes, check_tokenizer
+from clearhead.hf.passes import Passes
 from clearhead.hf.recording import Recording
 from clearhead.watching.dividing import Written
 from clearhead.watching.naming import LayerCall
-from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
+from clearhead.watching.watch import Wish
 
 
 @contextmanager
-def watched(
-    model: Any, statistics: dict[str, Any], layers: Any, heads: Any, *, keep: Any, values: Any, causes: Any,
-    tokenizer: Any,
-) -> Iterator[Seen]:  # fmt: skip
+def watched(model: Any, wish: Wish) -> Iterator[Seen]:
     """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
-    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
-    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
-    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    if causes and not keep:
-        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    check_tokenizer(tokenizer)
-    layers = None if layers is None else read_members("layers", layers, *LAYERS)
-    chosen = None if heads is None else read_heads("heads", heads)
     switching.check(model)
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, asked, layers, chosen, tokenizer, keep=keep, values=values, causes=causes)
+    watching = _Watching(model, wish)
     with watching.block():
         yield watching.seen
 
@@ -54,13 +38,9 @@ def watched(
 class _Watching(Passes):
     """The state of one block: which layers ran, their recordings, and the tokens."""
 
-    def __init__(
-        self, model: Any, asked: dict[str, Any], layers: Collection[int | str] | None, heads: list[int] | None,
-        tokenizer: Any, *, keep: bool, values: bool, causes: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Any, wish: Wish) -> None:
         super().__init__(model)
-        self.asked, self.layers, self.heads, self.tokenizer = asked, layers, heads, tokenizer
-        self.keep, self.values, self.arrivals = keep, values or causes, Arrivals() if causes else None
+        self.wish, self.arrivals = wish, Arrivals() if wish.causes else None
         self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
         self.manager: Any = None  # of continuous batching
         self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
@@ -81,7 +61,7 @@ class _Watching(Passes):
             self.recordings.clear()
 
     def _new(self) -> Seen:
-        written = None if self.tokenizer is None else Written(self.tokenizer)
+        written = None if self.wish.tokenizer is None else Written(self.wish.tokenizer)
         return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
 
     def begin_batches(self, manager: Any) -> None:
@@ -158,13 +138,13 @@ class _Watching(Passes):
         return (lambda call, output: computed_again(waiting, call.q).follow(output)) if waiting else None
 
     def _recording(self, call: LayerCall) -> Recording | None:
-        if self.layers is not None:
-            chosen = {layer for layer in self.layers if str(layer) in call.choices}
+        if self.wish.layers is not None:
+            chosen = {layer for layer in self.wish.layers if str(layer) in call.choices}
             self.ran |= chosen
             if not chosen:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
-        return Recording(call, self.heads, self.keep, self.values, self.asked, derivative)
+        return Recording(call, self.wish, derivative)
 
     def take_tokens(self, ids: Any, source: Any) -> None:
         """Add the ids that an outermost forward pass is called with; those of many requests were added before."""
@@ -182,7 +162,7 @@ class _Watching(Passes):
                 if kept is not None and not kept:
                     kept += [[] for _ in new]
             for place, more in enumerate(new.tolist()):
-                rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
+                rows[place] += more if read is None else [self.wish.tokenizer.decode([token]) for token in more]
                 if read is not None:
                     read[place] += more
 
@@ -195,6 +175,6 @@ class _Watching(Passes):
             kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
             raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
-        missing = [layer for layer in self.layers or () if layer not in self.ran]
+        missing = [layer for layer in self.wish.layers or () if layer not in self.ran]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")

@@ -25,7 +25,7 @@ from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
 from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, in_short
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.watching.watch import watch
 
@@ -126,13 +126,14 @@ class HubModel:
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
 
-    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
+    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None.
 
         `edits` of attention have positions, no words. Raises RuleError for modules whose part in q, k and v is unknown.
         """
         import torch
 
+        ids = ids_of(self, ids)
         paths = dict(self.inner.named_modules())
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}

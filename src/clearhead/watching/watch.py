@@ -3,11 +3,37 @@
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
+import numpy as np
+
+from clearhead.core.observations import check_asked
+from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
+from clearhead.errors import RuleError, shown
 from clearhead.loading import load
+from clearhead.watching.pieces import check_tokenizer
+from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
+
+
+class Wish(NamedTuple):
+    """What `ch.watch` was asked for, as it says it; statistics with the log-sum-exp."""
+
+    statistics: dict[str, Any]
+    layers: list[int | str] | None
+    heads: list[int] | None
+    keep: bool
+    values: bool
+    causes: bool
+    tokenizer: Any
+
+
+def room_of(model: Any) -> tuple[str, Any]:
+    """The room that watches and changes a model's attention, and what of it: `hf` takes a Transformers model."""
+    if hasattr(model, "named_modules"):
+        return "hf", model
+    return ("models", model) if hasattr(model, "decoder") else ("hf", getattr(model, "inner", model))
 
 
 @explained(Watched.__annotations__)
@@ -23,10 +49,11 @@ def watch(
     tokenizer: Any = None,
     **statistics: Unpack[Watched],
 ) -> Iterator[Seen]:
-    """Observe every attention of a Transformers model while it runs inside the block; then it is as it was before.
+    """Observe every attention of a model while it runs inside the block; then it is as it was before.
 
     model      any Transformers model whose attention goes through its AttentionInterface, or a module that holds one;
-               any float dtype, CPU or GPU
+               any float dtype, CPU or GPU. Or a model of `ch.load_model`: a decoder in NumPy runs by `model.run(text)`
+               once in the block, and has no causes; of one that runs in Transformers, `model.inner` is watched
     statistics as in `AttentionMatrix.observe`; logsumexp always is observed:
 
         STATISTICS
@@ -71,8 +98,19 @@ def watch(
     >>> seen.tokens, round(float(seen[0].received.sum()))
     ([[1, 2, 3, 4]], 8)
     """
-    options = {"keep": keep, "values": values, "causes": causes, "tokenizer": tokenizer}
-    with load("hf.watching").watched(model, {**statistics}, layers, heads, **options) as seen:
+    room, inner = room_of(model)
+    watched = load("hf.watching" if room == "hf" else "models.blocks").watched
+    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
+    asked = {"logsumexp": True} | check_asked({**statistics}, Watched.__annotations__, names)
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
+    check_tokenizer(tokenizer)
+    some = None if layers is None else read_members("layers", layers, *LAYERS)
+    chosen = None if heads is None else read_heads("heads", heads)
+    with watched(inner, Wish(asked, some, chosen, keep, values or causes, causes, tokenizer)) as seen:
         yield seen
     if seen.unseen:
         warnings.warn(seen.unseen_sentence(), stacklevel=3)
