@@ -310,9 +310,14 @@ class Seen(Run, Display):
                 g = None
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
-        several = any(len(layer.observation.log_sum) > 1 for layer in map(self.layer, self.layers))
-        name = f"{self.model or 'watched'}{f', batch={batch}' if several else ''}"
-        return ShownRun(name, results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+        texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
+        item = f"batch={batch} of {texts}" if texts > 1 else ""
+        name, tokens = self.model or "watched", _texts(self.tokens, batch)
+        known = (np.flatnonzero(x.padding[0]).tolist() for x in results if x.padding is not None and not x.cross)
+        return ShownRun(
+            f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
+            pads=next(known, []) if tokens else [], item=item,
+        )  # fmt: skip
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
