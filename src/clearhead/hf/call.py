@@ -35,6 +35,10 @@ class AttentionCall:
     terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
     edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
 
+    def moved(self, start: int) -> "AttentionCall":
+        """The same call, its first query at another position: cross-attention's masks do not say which."""
+        return replace(self, queries=range(start, start + len(self.queries)))
+
     def rules(self) -> RuleDict:
         rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
         return rules if spans is None else {**rules, "spans": spans}
@@ -70,7 +74,7 @@ def output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: RuleDict) -> 
 
 def read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
-    start: int | None, scores: RuleDict,
+    scores: RuleDict,
 ) -> AttentionCall:  # fmt: skip
     """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
     n, m = query.shape[2], key.shape[2]
@@ -88,7 +92,6 @@ def read(
     if bias is not None:
         bias = bias[..., : m + pattern.others]
         pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
-    row = row if start is None else start
     return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), scores)
 
 

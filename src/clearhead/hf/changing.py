@@ -73,11 +73,12 @@ class _Changing(Passes):
         layer = self.place(module) if again else self.call_of(module)
         if again and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
             raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
-        start = (lambda queries: self.texts.start(layer.path, queries)) if layer.cross else None
-        return Change(layer.name, self.was_eager(module), start, lambda call: self._edit(layer, call))
+        return Change(layer.name, lambda call: self._edit(layer, call))
 
     def _edit(self, layer: LayerCall, call: AttentionCall) -> tuple[AttentionCall, Finish | None]:
         """The call after the edits of its layer, and what is done with its output."""
+        if layer.cross:
+            call = call.moved(self.texts.start(layer.path, len(call.queries)))
         sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
         self._check_sequences(layer, call, sequence.text, key_text)
         if layer not in self.acting:

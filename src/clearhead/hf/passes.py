@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clearhead.hf import packed, switching
+from clearhead.hf import attending, packed, switching
 from clearhead.watching.naming import LayerCall, LayerNames, ModulePath, text_of
 from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Text
@@ -26,7 +26,6 @@ class Passes:
         self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
         self.names = LayerNames(map(self.inner, self.paths.values()), self._children)
-        self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
         self.entered = False
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -56,7 +55,8 @@ class Passes:
         registry   `watchers` or `changers` of attending.py
         """
         before = switching.switch(self.model)
-        self.implementations = {id(config): implementation for config, implementation in before}
+        eager = {id(config) for config, implementation in before if implementation == "eager"}
+        were_eager = {x for x in self.paths if id(getattr(x, "config", None)) in eager} - attending.eager
         with ExitStack() as after:
             after.callback(switching.restore, before)
             packed.beginning.append(self._begin_batches)
@@ -67,14 +67,12 @@ class Passes:
                 after.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             for module in filter(switching.mixes_tokens, self.paths):
                 after.callback(module.register_forward_pre_hook(lambda module, _: self.ran.add(module)).remove)
+            attending.eager.update(were_eager)
+            after.callback(attending.eager.difference_update, were_eager)
             for module in self.model.modules():
                 registry[module] = self.attention
                 after.callback(registry.pop, module, None)
             yield
-
-    def was_eager(self, module: Any) -> bool:
-        """Was this module's attention eager before the block?"""
-        return bool(self.implementations.get(id(getattr(module, "config", None))) == "eager")
 
     def in_backward(self, module: Any) -> bool:
         """Is this call of a module within a backward pass, where checkpointing computes a layer again?"""

@@ -42,16 +42,13 @@ class Recording:
     def name(self) -> str:
         return self.layer.name
 
-    @property
-    def length(self) -> int:
-        """How many queries all calls had together."""
-        return sum(len(call.queries) for call in self.calls)
-
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
         """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
 
         Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
         """
+        if self.layer.cross:
+            call = call.moved(sum(len(before.queries) for before in self.calls))
         self.check(call)
         if self.derivative is not None and dropout:
             raise RuleError(

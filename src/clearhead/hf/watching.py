@@ -98,9 +98,8 @@ class _Watching(Passes):
 
     def attention(self, module: Any) -> Watch:
         """What to do with this call of an attention module."""
-        was_eager = self.was_eager(module)
         if self.in_backward(module):
-            return Watch(None, was_eager, self._follow_again(module))
+            return Watch(None, self._follow_again(module))
         if not self.running:  # a wrapper called its model's `forward`
             self.begin_pass({})
         call = self.call_of(module)
@@ -110,12 +109,10 @@ class _Watching(Passes):
                 self.recordings[seen, call] = self._recording(call)
             recording = self.recordings[seen, call]
             if recording is None:
-                return Watch(was_eager=was_eager)
+                return Watch()
             seen.parts[recording.name] = recording
             watched.append((recording, first))
-        if self.batch:
-            return Watch(was_eager=was_eager, requests=watched)
-        return Watch(watched[0][0], was_eager)
+        return Watch(requests=watched) if self.batch else Watch(watched[0][0])
 
     def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
         """Warn where a text begins with padding, and nothing says so to a model that numbers its positions."""

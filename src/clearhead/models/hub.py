@@ -5,7 +5,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -325,7 +325,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
             return call, finished
 
-        return replace(stated, edit=edit)
+        return stated._replace(edit=edit)
 
     with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
         for module, before in list(attending.changers.items()):
