@@ -14,8 +14,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.spelling import spelled
-from clearhead.watching.effects import Edge, Edges, HeadEffect, HeadEffects
-from clearhead.watching.summary import Head, Summary
+from clearhead.watching.effects import Edge, Edges, Head, HeadEffect, HeadEffects, Summary
 from seeds import fresh
 from terminal import call
 from test_page import HOSTILE

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from typing import Any
 from weakref import ref
@@ -12,31 +12,28 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import RuleError, SelectionError
-from clearhead.hf import attending, switching
+from clearhead.hf import attending
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, computed_again
 from clearhead.hf.passes import Passes
 from clearhead.hf.recording import Recording
-from clearhead.watching.dividing import Written
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.seen import Seen
+from clearhead.watching.spans import Written
 from clearhead.watching.watch import Wish
 
 
-@contextmanager
-def watched(model: Any, wish: Wish) -> Iterator[Seen]:
+def watched(model: Any, wish: Wish) -> AbstractContextManager[Seen]:
     """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
-    switching.check(model)
-    if any(module in attending.watchers for module in model.modules()):
-        raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, wish)
-    with watching.block():
-        yield watching.seen
+    return _Watching(model, wish).block()
 
 
 class _Watching(Passes):
     """The state of one block: which layers ran, their recordings, and the tokens."""
+
+    registry = attending.watchers
+    already = "the model is being watched already.", "one `with ch.watch(…)` for one model at a time."
 
     def __init__(self, model: Any, wish: Wish) -> None:
         super().__init__(model)
@@ -48,11 +45,11 @@ class _Watching(Passes):
         self.seen = self._new()
 
     @contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self) -> Iterator[Seen]:
         """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
         try:
-            with self.followed(attending.watchers):
-                yield
+            with self.followed():
+                yield self.seen
                 self._check_chosen()
         finally:
             for seen in (self.seen, *self.seen.requests.values()):

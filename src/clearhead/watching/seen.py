@@ -1,7 +1,6 @@
 """What `ch.watch` saw of a model: the attention of each layer, with its queries, keys and rules."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +20,21 @@ from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
 from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.watching.dividing import Written
-from clearhead.watching.effects import Edge, Edges, HeadEffects, Verified, head_effects, strongest_edges, words_of
+from clearhead.watching.effects import (
+    Edge,
+    Edges,
+    Head,
+    HeadEffects,
+    Summary,
+    Verified,
+    cell,
+    head_effects,
+    heads_of,
+    strongest_edges,
+    words_of,
+)
 from clearhead.watching.saved import LAYERS, Run, write
-from clearhead.watching.spans import SpanEdge, Spans, spanned
-from clearhead.watching.summary import Head, Summary, cell, heads_of
+from clearhead.watching.spans import Spans, Written, spanned
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -175,7 +184,7 @@ class Seen(Run, Display):
         """
         return Spans(spanned(map(self.layer, self._names(layers)), groups, source_groups, self, rest))
 
-    def verify(self, edges: Iterable[Edge | SpanEdge], run: Callable[[], Any]) -> Verified:
+    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
 
         edges   of `seen.strongest` or `seen.spans(…).strongest`, or some of them
@@ -321,17 +330,6 @@ class Seen(Run, Display):
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
-
-    def unseen_sentence(self) -> str:
-        """One sentence on the attention that was not seen; "" where all was seen."""
-        if not self.unseen:
-            return ""
-        kinds = Counter(kind for _, kind in self.unseen)
-        said = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
-        return (
-            f"{self.model or 'the model'} has attention that does not go through Transformers' AttentionInterface and "
-            f"was not seen: {said}. seen.unseen has the paths."
-        )
 
     def __repr__(self) -> str:
         lines = [f"Seen({len(self.requests)} requests)" if self.requests else "Seen(nothing yet)"]

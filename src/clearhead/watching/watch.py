@@ -1,6 +1,7 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Unpack
@@ -113,4 +114,10 @@ def watch(
     with watched(inner, Wish(asked, some, chosen, keep, values or causes, causes, tokenizer)) as seen:
         yield seen
     if seen.unseen:
-        warnings.warn(seen.unseen_sentence(), stacklevel=3)
+        kinds = Counter(kind for _, kind in seen.unseen)
+        said = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
+        warnings.warn(
+            f"{seen.model} has attention that does not go through Transformers' AttentionInterface and was not seen: "
+            f"{said}. seen.unseen has the paths.",
+            stacklevel=3,
+        )
