@@ -91,6 +91,10 @@ def test_a_loaded_model_of_transformers_is_its_inner_model(tmp_path: Path):
     ids = torch.tensor([[token.id for token in model.tokenizer.tokens(TEXT)]])
     with torch.no_grad(), ch.watch(model) as seen:
         model.inner(ids)
+    assert seen.tokens == [TEXT.split()]
+    with torch.no_grad(), ch.watch(model) as cut, ch.change(model, ch.cut(queries="was", keys="had")):
+        model.inner(ids)
+    assert not cut.matrix(0)[0, :, 7, 1].any()
     assert_same_runs(seen, run_watched(inner, {"input_ids": ids})[1])
     with ch.change(model, ch.scaled(0.5, layers=[0])):
         changed = model.run(TEXT)

@@ -7,7 +7,6 @@ from typing import Any
 
 from clearhead.changing.edits import read_edits
 from clearhead.loading import load
-from clearhead.watching.pieces import check_tokenizer
 from clearhead.watching.saved import Run
 from clearhead.watching.watch import room_of
 
@@ -49,10 +48,9 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     >>> bool((seen.matrix(0)[0, :, 3, :2] == 0).all())
     True
     """
-    room, inner = room_of(model)
+    room, inner, reader = room_of(model, tokenizer)
     changed = load("hf.changing" if room == "hf" else "models.blocks").changed
     read = (replace(x, seen=Run.read(x.seen)) if isinstance(x.seen, str) else x for x in read_edits(edits))
     known = tuple(read)
-    check_tokenizer(tokenizer)
-    with changed(inner, known, tokenizer):
+    with changed(inner, known, reader):
         yield

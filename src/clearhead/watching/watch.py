@@ -4,6 +4,8 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -27,14 +29,32 @@ class Wish(NamedTuple):
     keep: bool
     values: bool
     causes: bool
-    tokenizer: Any
+    tokenizer: Any = None
 
 
-def room_of(model: Any) -> tuple[str, Any]:
-    """The room that watches and changes a model's attention, and what of it: `hf` takes a Transformers model."""
-    if hasattr(model, "named_modules"):
-        return "hf", model
-    return ("models", model) if hasattr(model, "decoder") else ("hf", getattr(model, "inner", model))
+def _wish(statistics: dict[str, Any], layers: Any, heads: Any, *, keep: bool, values: bool, causes: bool) -> Wish:
+    """The arguments of `ch.watch`, checked."""
+    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
+    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
+    some = None if layers is None else read_members("layers", layers, *LAYERS)
+    chosen = None if heads is None else read_heads("heads", heads)
+    return Wish(asked, some, chosen, keep, values or causes, causes)
+
+
+def room_of(model: Any, tokenizer: Any) -> tuple[str, Any, Any]:
+    """The room that watches and changes a model, `hf` or `models`, what it takes of the model, and the tokenizer."""
+    check_tokenizer(tokenizer)
+    if not hasattr(model, "differentiated"):  # it is no LanguageModel
+        return "hf", model, tokenizer
+    if hasattr(model, "decoder"):
+        return "models", model, tokenizer
+    decode = partial(model.tokenizer.encoder.decode, skip_special_tokens=False)
+    return "hf", model.inner, SimpleNamespace(decode=decode) if tokenizer is None else tokenizer
 
 
 @explained(Watched.__annotations__)
@@ -66,7 +86,8 @@ def watch(
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
                `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")` and others
-    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
+    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). A model of `ch.load_model` has
+               its own
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
     …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
@@ -99,19 +120,10 @@ def watch(
     >>> seen.tokens, round(float(seen[0].received.sum()))
     ([[1, 2, 3, 4]], 8)
     """
-    room, inner = room_of(model)
+    room, inner, reader = room_of(model, tokenizer)
     watched = load("hf.watching" if room == "hf" else "models.blocks").watched
-    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
-    asked = {"logsumexp": True} | check_asked({**statistics}, Watched.__annotations__, names)
-    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    if causes and not keep:
-        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    check_tokenizer(tokenizer)
-    some = None if layers is None else read_members("layers", layers, *LAYERS)
-    chosen = None if heads is None else read_heads("heads", heads)
-    with watched(inner, Wish(asked, some, chosen, keep, values or causes, causes, tokenizer)) as seen:
+    wish = _wish({**statistics}, layers, heads, keep=keep, values=values, causes=causes)
+    with watched(inner, wish._replace(tokenizer=reader)) as seen:
         yield seen
     if seen.unseen:
         kinds = Counter(kind for _, kind in seen.unseen)
