@@ -12,18 +12,16 @@ from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
-from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
+from clearhead.errors import FileError, RuleError, SelectionError, check_known
 from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
-from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.effects import (
     Edge,
     Edges,
-    Head,
     HeadEffects,
     Summary,
     Verified,
@@ -72,17 +70,6 @@ class Seen(Run, Display):
     def __getitem__(self, layer: int | str) -> Observation:
         """One layer's statistics, each (batch, heads, …). Raises SelectionError for an unknown layer."""
         return self.layer(layer).observation
-
-    def head(self, layer: int | str, head: int) -> Observation:
-        """One head's statistics, each (batch, …); `head` by its number in the model.
-
-        Raises SelectionError for an unknown layer, and for a head that was not kept.
-        """
-        chosen = self.layer(layer)
-        if not is_whole(head) or head not in chosen.heads:
-            kept = ", ".join(map(str, chosen.heads))
-            raise SelectionError(f"layer {chosen.name} has no head {shown(head)}: kept are {kept}.")
-        return chosen.observation.heads(chosen.heads.index(int(head)))
 
     def matrix(self, layer: int | str) -> AttentionMatrix:
         """The layer's attention matrix, (batch, heads, queries, keys), which computes any weight on demand.
@@ -243,36 +230,6 @@ class Seen(Run, Display):
         nan for the rest. O(queries) for each head where distance and entropy were observed, else O(queries·keys·d_k).
         """
         return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
-
-    def plot(
-        self,
-        statistic: str = "entropy",
-        *,
-        layer: int | str | None = None,
-        head: int | None = None,
-        batch: int = 0,
-        ax: Any = None,
-    ) -> Any:
-        """Draw on matplotlib axes: layers × heads by a statistic of `summary`, or the weights of one layer and head.
-
-        statistic     "sink", "previous", "diagonal", "distance" or "entropy"
-        layer, head   both, to draw that head's weights of text `batch`
-        ax            the axes to draw on; None makes new ones
-
-        Returns the axes. Raises UnknownNameError for another statistic, RuleError where only one of layer and head is
-        given, SelectionError for unknown ones, MissingExtraError without matplotlib.
-        """
-        if layer is not None and head is not None:
-            return self._plot(head, layer, batch, ax)
-        if layer is not None or head is not None:
-            raise RuleError("a head's weights need layer and head, and only one of them is given.", "layer=0, head=0")
-        check_known("statistic", [statistic], Head._fields[2:])
-        lines = [heads_of(self.layer(name)) for name in self.layers]
-        values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
-        for row, part in enumerate(lines):
-            for line in part:
-                values[row, line.head] = getattr(line, statistic)
-        return plots.plot_grid(values, self.layers, statistic, ax)
 
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.

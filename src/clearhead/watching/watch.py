@@ -86,8 +86,8 @@ def watch(
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
                `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")` and others
-    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). A model of `ch.load_model` has
-               its own
+    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). None: of a model of
+               `ch.load_model` its own
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
     …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
