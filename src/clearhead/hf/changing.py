@@ -136,9 +136,10 @@ class _Changing(Passes):
         """Tell the texts."""
         self.texts.take_tokens(ids, source)
 
-    def begin_batches(self, manager: Any) -> None:  # noqa: ARG002
+    def begin_batches(self, manager: Any, model: Any) -> None:  # noqa: ARG002
         """Refuse continuous batching."""
-        raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
+        if model in self.paths:
+            raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
 
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""

@@ -143,8 +143,8 @@ class Passes:
     def take_tokens(self, ids: Ids, source: Ids) -> None:
         """Take the ids (batch, length) of a pass's sequences and of its encoder's, or None."""
 
-    def begin_batches(self, manager: Any) -> None:
-        """Note that continuous batching begins. Raises RuleError where that is refused."""
+    def begin_batches(self, manager: Any, model: Any) -> None:
+        """Note that continuous batching of a model begins. Raises RuleError where that is refused."""
         raise NotImplementedError
 
     @contextmanager
@@ -155,8 +155,8 @@ class Passes:
         were_eager = {x for x in self.paths if id(getattr(x, "config", None)) in eager} - attending.eager
         with ExitStack() as after:
             after.callback(restore, before)
-            packed.beginning.append(self._begin_batches)
-            after.callback(packed.beginning.remove, self._begin_batches)
+            packed.beginning.append(self.begin_batches)
+            after.callback(packed.beginning.remove, self.begin_batches)
             after.enter_context(torch.compiler.set_stance("force_eager"))
             for module in dict.fromkeys((self.model, *models(self.model))):
                 after.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
@@ -213,10 +213,6 @@ class Passes:
         }
         around = {path for path in apart if any(other != path and _within(other, path) for other in apart)}
         return tuple((path, kind) for path, kind in apart.items() if path not in around)
-
-    def _begin_batches(self, manager: Any, model: Any) -> None:
-        if model in self.paths:
-            self.begin_batches(manager)
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.entered = True

@@ -61,8 +61,10 @@ class _Watching(Passes):
         written = None if self.wish.tokenizer is None else Written(self.wish.tokenizer)
         return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
 
-    def begin_batches(self, manager: Any) -> None:
+    def begin_batches(self, manager: Any, model: Any) -> None:
         """Continuous batching begins. Raises RuleError where it cannot be watched."""
+        if model not in self.paths:
+            return
         if self.arrivals is not None:
             what = "causes=True wants a graph, and continuous batching records none."
             raise RuleError(what, "watch the text of a request in a block of its own.")

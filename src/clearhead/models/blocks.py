@@ -86,14 +86,11 @@ class _WatchedRun:
         """Keep the layers of a run. Raises RuleError for a second one."""
         if self.seen.parts:
             raise RuleError("a second text is run: a block of ch.watch holds one.", "open another `with ch.watch(…)`.")
-        decoded = self.model.tokenizer.text if self.wish.tokenizer is None else self._decoded
-        self.seen.tokens = [[decoded(token) for token in run.ids]]
+        own, given = self.model.tokenizer, self.wish.tokenizer
+        self.seen.tokens = [[own.text(i) if given is None else given.decode([i]) for i in run.ids]]
         for number, layer in enumerate(run.layers):
             if self.wish.layers is None or choices(number, len(run.layers)) & set(map(str, self.wish.layers)):
                 self.seen.parts[str(number)] = self._layer(number, layer)
-
-    def _decoded(self, token: int) -> str:
-        return str(self.wish.tokenizer.decode([token]))
 
     def _layer(self, number: int, run: LayerRun) -> Layer:
         wish, rules, heads = self.wish, run.rules, list(range(len(run.q)))

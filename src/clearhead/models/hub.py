@@ -156,9 +156,8 @@ class HubModel:
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
-            rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
-            if rules.get("spans") is not None:
-                rules["spans"] = tuple(map(np.asarray, rules["spans"]))
+            rules = _plain(layer.rules)
+            rules.pop("query_offset", None)
             factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)

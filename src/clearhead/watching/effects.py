@@ -163,13 +163,9 @@ def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[li
     texts = {"own": tokens, "source": sources, "": []}
     local, other = sides_of(layer, has_source=bool(sources))
     seen = layer.observation
-    query = _word(texts[local], edge.batch, edge.query, seen.queries)
-    return query, _word(texts[other], edge.batch, edge.key, seen.keys)
-
-
-def _word(rows: list[list[Any]], batch: int, place: int, count: int) -> str:
-    row = rows[batch] if batch < len(rows) else []
-    return str(row[place]) if len(row) == count else ""
+    query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
+    query_word = str(query[edge.query]) if len(query) == seen.queries else ""
+    return query_word, str(key[edge.key]) if len(key) == seen.keys else ""
 
 
 def head_effects(layer: Layer) -> list[HeadEffect]:

@@ -42,9 +42,6 @@ class Layer:
         note = f"; {self.note}" if self.note else ""
         return f"Layer({self.name}: {who}; heads {heads}; {self.observation}; {', '.join(said)}{note})"
 
-    def finished(self) -> "Layer":
-        return self
-
     @property
     def g(self) -> Any:
         """The derivative that backward() brought by what each head puts out, before W_O: (batch, heads, queries, d_v).
