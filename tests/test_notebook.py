@@ -40,7 +40,7 @@ def results():
     with torch.no_grad(), ch.watch(model) as plain:
         model(ids)
     edges = seen.strongest(30)
-    lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
+    lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary()}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
     made = {"cuts": E, "moved": A.cut_effects(v, v, rest="first"), "strongest": E.strongest(5)}
     made |= {"contributions": A.contributions(v, v), "norms": A.contributions(v), "plan": ch.plan(q, k, v)}

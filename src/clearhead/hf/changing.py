@@ -178,8 +178,7 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
         )
     before, result = _number(run), []
     for edge in edges:
-        queries, keys = edge.queries or edge.query, edge.keys or edge.key
-        without = cut(queries=queries, keys=keys, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
+        without = cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
         with changed(model, (without,), None):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))

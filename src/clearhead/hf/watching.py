@@ -20,7 +20,6 @@ from clearhead.hf.passes import Passes
 from clearhead.hf.recording import Recording
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.seen import Seen
-from clearhead.watching.spans import Written
 from clearhead.watching.watch import Wish
 
 
@@ -58,8 +57,7 @@ class _Watching(Passes):
             self.recordings.clear()
 
     def _new(self) -> Seen:
-        written = None if self.wish.tokenizer is None else Written(self.wish.tokenizer)
-        return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
+        return Seen({}, model=type(self.model).__name__, watched=ref(self.model))
 
     def begin_batches(self, manager: Any, model: Any) -> None:
         """Continuous batching begins. Raises RuleError where it cannot be watched."""
@@ -148,19 +146,15 @@ class _Watching(Passes):
             self._add(self.seen, ids, source)
 
     def _add(self, seen: Seen, ids: Any, source: Any = None) -> None:
-        """Add ids (batch, tokens) to what is shown, and to those that the tokenizer reads; an encoder's once."""
-        source = None if seen.source_tokens else source
-        for name, rows, new in (("tokens", seen.tokens, ids), ("source", seen.source_tokens, source)):
+        """Add ids (batch, tokens), or their texts, to what is shown; an encoder's once."""
+        source, reader = None if seen.source_tokens else source, self.wish.tokenizer
+        for rows, new in ((seen.tokens, ids), (seen.source_tokens, source)):
             if new is None or (rows and len(rows) != len(new)):  # another batch, refused by `Recording.check`
                 continue
-            read = None if seen.written is None else getattr(seen.written, name)
-            for kept in (rows, read):
-                if kept is not None and not kept:
-                    kept += [[] for _ in new]
-            for place, more in enumerate(new.tolist()):
-                rows[place] += more if read is None else [self.wish.tokenizer.decode([token]) for token in more]
-                if read is not None:
-                    read[place] += more
+            if not rows:
+                rows += [[] for _ in new]
+            for row, more in zip(rows, new.tolist(), strict=True):
+                row += more if reader is None else [reader.decode([token]) for token in more]
 
     def _check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, a chosen layer was not, or a request failed."""

@@ -4,6 +4,5 @@ watch       ch.watch
 seen        what watch gives, and ch.load
 layer       one layer; naming: what it is called; saved: all layers of a run, and their file
 effects     the tables of `seen.strongest`, `seen.heads`, `seen.verify` and `seen.summary`, and a notebook's cell
-spans       a text divided into spans of tokens, and what whole spans did: the table of `seen.spans`
 pieces      the tokens' texts, and their words and sentences; places: tokens by position, slice or word
 """

@@ -20,17 +20,15 @@ from clearhead.words import Language, of_locale, say
 
 
 class Edge(NamedTuple):
-    """One edge of one head, and what cutting it changes g·o by; or all edges between two spans of tokens."""
+    """One edge of one head, and what cutting it changes g·o by."""
 
     layer: str
     batch: int
     head: int  # its number in the model
-    query: int  # the number of the token, or of the span
+    query: int
     key: int
     value: float
     rest: Rest = "renormalise"  # where the edge's weight goes
-    queries: tuple[int, ...] = ()  # the positions of the span's tokens
-    keys: tuple[int, ...] = ()
 
 
 One = TypeVar("One", bound=Any)  # such as an Edge
@@ -87,7 +85,7 @@ class VerifiedEdge(NamedTuple):
 
     layer: str
     head: int
-    query: int  # the number of the token, or of the span
+    query: int
     key: int
     estimate: float
     truth: float
@@ -152,16 +150,11 @@ def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
     return results
 
 
-def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
-    """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
-    local = text_of(ModulePath.of(layer.path).stack, has_source=has_source)
-    return local, "source" if layer.cross else local
-
-
 def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[list[Any]]) -> tuple[str, str]:
     """The tokens of an edge's query and key; "" where they are not known."""
     texts = {"own": tokens, "source": sources, "": []}
-    local, other = sides_of(layer, has_source=bool(sources))
+    local = text_of(ModulePath.of(layer.path).stack, has_source=bool(sources))
+    other = "source" if layer.cross else local
     seen = layer.observation
     query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
     query_word = str(query[edge.query]) if len(query) == seen.queries else ""

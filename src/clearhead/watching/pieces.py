@@ -34,19 +34,6 @@ def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[st
     return pieces
 
 
-def spaced(texts: Sequence[str]) -> list[str] | None:
-    """The pieces, from tokens that were decoded one by one; None where they do not say where words begin.
-
-    >>> spaced(["un", "##believ", "##ably", "still"])
-    [' un', 'believ', 'ably', ' still']
-    """
-    if any(text.startswith(" ") for text in texts):
-        return list(texts)
-    if any(text.startswith("##") for text in texts):
-        return [text[2:] if text.startswith("##") else " " + text for text in texts]
-    return None
-
-
 def words(pieces: Sequence[str]) -> list[int]:
     r"""The number of each token's word. A token goes on with a word whose letters, digits or apostrophe it follows.
 

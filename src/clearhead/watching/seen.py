@@ -32,7 +32,6 @@ from clearhead.watching.effects import (
     words_of,
 )
 from clearhead.watching.saved import LAYERS, Run, write
-from clearhead.watching.spans import Spans, Written, spanned
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -58,11 +57,10 @@ class Seen(Run, Display):
     """
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
-    written: Written | None = field(default=None, repr=False)  # likewise: what the tokenizer reads
     requests: dict[str, "Seen"] = field(default_factory=dict, repr=False)  # of continuous batching, by its names
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"watched": None, "written": None}
+        return self.__dict__ | {"watched": None}
 
     def __iter__(self) -> Iterator[Observation]:
         return (self[name] for name in self.layers)
@@ -109,7 +107,7 @@ class Seen(Run, Display):
 
         Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
         token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
-        order. Between words, sentences or speakers: `seen.spans`. Otherwise as `contributions`; UnknownNameError for
+        order. Otherwise as `contributions`; UnknownNameError for
         another rest, RuleError for "first" where a text begins with padding.
 
         >>> import torch, transformers, clearhead as ch
@@ -139,42 +137,10 @@ class Seen(Run, Display):
         edges = strongest_edges(map(self.layer, self.layers), k, rest)
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
 
-    def spans(
-        self, groups: Any, source_groups: Any = None, *, layers: Layers = None, rest: Rest = "renormalise"
-    ) -> Spans:
-        """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
-
-        groups   "words", "sentences" or "paragraphs", where `watch` had a tokenizer; a label for each token, (tokens,)
-                 or (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
-                 {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
-        source_groups   the same for an encoder's text; None where there is none, or groups is a word
-        layers   None is all
-        rest     as in `cuts`
-
-        First order holds as for `strongest`: in the last layers. Sums over all layers of a large model say little of
-        what hiding a span does; `ch.explain` does.
-
-        Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
-        the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
-        O(queries·keys·(d_k + d_v)) for each head, O(queries·spans) memory and what is returned.
-        Raises UnknownNameError for another word, RuleError for tokens without texts and spans that overlap, DtypeError
-        and ShapeError for labels that do not fit, SelectionError for places that are not there, and as `cuts`.
-
-        >>> import torch, transformers, clearhead as ch
-        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
-        >>> model = transformers.GPT2LMHeadModel(config).eval()
-        >>> with ch.watch(model, causes=True) as seen:
-        ...     model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1, 5].backward()
-        >>> spans = seen.spans({"user": slice(0, 2), "model": slice(2, None)})
-        >>> spans[0].shape, [names for names in spans.names(0)[0]], len(spans.strongest(3))
-        (torch.Size([1, 2, 2, 2]), ['user', 'model'], 3)
-        """
-        return Spans(spanned(map(self.layer, self._names(layers)), groups, source_groups, self, rest))
-
     def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
 
-        edges   of `seen.strongest` or `seen.spans(…).strongest`, or some of them
+        edges   of `seen.strongest`, or some of them
         run     runs the model on the same text and returns the number whose derivative was taken
 
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its

@@ -85,7 +85,7 @@ def watch(
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
-               `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")` and others
+               `seen.cut_effects(layer)`, `seen.strongest(20)` and others
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). None: of a model of
                `ch.load_model` its own
 
