@@ -29,7 +29,6 @@ from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.textbook.why_scale import WhyScale, why_scale
 from clearhead.watching.layer import Layer
 from clearhead.watching.seen import Seen
-from clearhead.watching.spans import Spans
 
 RNG = np.random.default_rng(5)
 FLAT = RNG.standard_normal((3, 4))
@@ -244,7 +243,7 @@ def public() -> dict[str, Call]:
 
 def seen() -> Seen:
     result = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
-    layer = Layer("0", "h.0", 1, False, (0, 1), result, Q, K, V, {}, None, "", 0, lambda: Q)
+    layer = Layer("0", "h.0", (0, 1), result, {}, Q, K, V, derivative=lambda: Q)
     return Seen({"0": layer}, [["a", "b", "c"]], model="none")
 
 
@@ -322,7 +321,6 @@ def in_frameworks() -> dict[str, Call]:
         "change": of(changed, model=small_gpt2(), edits=[ch.cut(keys=0)]),
         "like": of(ch.like, seen=seen()),
         "values_like": of(ch.values_like, seen=seen()),
-        **methods(lambda: seen().spans([0, 1, 1]), Spans),
         **methods(seen, Seen),
         **methods(lambda: seen().layer("0"), Layer, "cut_effects"),
     }

@@ -67,7 +67,7 @@ def originals(place: Path) -> dict[str, Path]:
 def record(place: Path, q: Any, k: Any) -> None:
     """What seen.save writes for a model of one layer."""
     seen = ch.AttentionMatrix(q[None], k[None], causal=True).observe(logsumexp=True, entropy=True, received=True, top=2)
-    layer = Layer("0", "h.0", 1, False, (0, 1), seen, q[None], k[None], None, {"causal": True}, None, "")
+    layer = Layer("0", "h.0", (0, 1), seen, {"causal": True}, q[None], k[None])
     saved.write(place, [layer], {"model": "m", "tokens": [["a", "b", "c", "d"]], "source_tokens": []})
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from clearhead.arguments import broken, columns, command_line
 from clearhead.digits import fixed, percent, significant
 from clearhead.textbook.trace import TokenTrace
-from clearhead.watching.summary import Head, Summary
+from clearhead.watching.effects import Head, Summary
 from clearhead.words import REPORTS, of_locale, say, table
 
 ROOT = Path(__file__).parent.parent

@@ -107,27 +107,23 @@ def test_adapters_are_trained_with_eagers_gradients():
         same(results["clearhead"][name], x, share=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
-def test_a_training_module_that_takes_dictionaries(implementation: str):
-    model, passed = set_to(build("llama"), implementation), inputs("llama", "left")
-    module = Training(model)
-    with torch.no_grad(), ch.watch(module) as seen:
-        watched = module(passed)
-    with torch.no_grad():
-        same(watched, set_to(model, "eager")(**passed).logits, passed["attention_mask"])
-    assert seen.layers == ["0", "1"]
-    assert seen.tokens == passed["input_ids"].tolist()
+WRAPPERS: dict[str, tuple[str, str, Any, Any]] = {  # a family, its padding, the wrapper, and what is compared
+    "training": ("llama", "left", Training, lambda out, real: out[real]),
+    "sentences": ("bert", "right", lambda model: Encoder(Words(model), Mean()), lambda out, _: out["sentence"]),
+}
 
 
 @pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
-def test_a_sentence_encoder(implementation: str):
-    model, passed = set_to(build("bert"), implementation), inputs("bert", "right")
-    encoder = Encoder(Words(model), Mean())
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_wrappers_that_take_dictionaries(kind: str, implementation: str):
+    family, padding, wrap, read = WRAPPERS[kind]
+    model, passed = set_to(build(family), implementation), inputs(family, padding)
+    module, real = wrap(model), passed["attention_mask"].bool()
     with torch.no_grad():
-        expected = Encoder(Words(set_to(model, "eager")), Mean())(passed)["sentence"]
-        same(encoder(passed)["sentence"], expected)
-        with ch.watch(encoder, received=True) as seen:
-            same(encoder(passed)["sentence"], expected)
+        expected = read(wrap(set_to(model, "eager"))(passed), real)
+        same(read(module(passed), real), expected)
+        with ch.watch(module, received=True) as seen:
+            same(read(module(passed), real), expected)
     assert seen.layers == ["0", "1"]
     assert seen.tokens == passed["input_ids"].tolist()
     assert seen_of(model, {"inputs_embeds": torch.randn(1, 5, 32)}).tokens == []
@@ -152,21 +148,20 @@ def test_a_pipeline():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_pipelines_model_is_watched_not_the_pipeline():
-    whole = pipe("sdpa")
-    with pytest.raises(DtypeError, match=r"TextGenerationPipeline(.|\n)*ch\.watch\(….model\) watches its GPT2"):
-        ch.watch(whole).__enter__()
-    with ch.watch(whole.model) as seen:
-        whole("humpty", **FOUR)
-    assert [len(row) for row in seen.tokens] == [4]
-
-
-def test_what_else_holds_a_model_is_refused():
     class Trainer:
         def __init__(self) -> None:
             self.rate, self.net = 0.1, Training(build("bert"))
 
-    with pytest.raises(DtypeError, match=r"Trainer(.|\n)*ch\.watch\(….net\) watches its Training"):
-        ch.watch(Trainer()).__enter__()
+    whole = pipe("sdpa")
+    for outer, said in (
+        (whole, r"TextGenerationPipeline(.|\n)*ch\.watch\(….model\) watches its GPT2"),
+        (Trainer(), r"Trainer(.|\n)*ch\.watch\(….net\) watches its Training"),
+    ):
+        with pytest.raises(DtypeError, match=said):
+            ch.watch(outer).__enter__()
+    with ch.watch(whole.model) as seen:
+        whole("humpty", **FOUR)
+    assert [len(row) for row in seen.tokens] == [4]
 
 
 WHOLE = ["gpt2", "llama", "bert"]

@@ -302,6 +302,15 @@ def test_a_cell_chosen_while_a_smaller_layer_opens_lies_in_it(running, small):
         assert page.locator("#readout").text_content().startswith("query 4 ")
 
 
+def test_padding_is_dimmed_in_the_text(running, small):
+    layers = [long.ShownLayer("0", range(H), small[0].part(0))]
+    run = long.ShownRun("", layers, TOKENS, pads=[0, 1])
+    with mapped(running, long.document([run], long.PageOptions())) as page:
+        dim = "[...document.querySelectorAll('.token.padding')].map((x) => [x.dataset.token, x.title, style(x)])"
+        found = page.evaluate(dim.replace("style(x)", "getComputedStyle(x).opacity"))
+        assert found == [["0", "padding", "0.4"], ["1", "padding", "0.4"]]
+
+
 def test_only_heads_shown_by_the_same_method_are_subtracted(running, small):
     """Either both are computed or both are pictures; a small layer stored exactly has no pictures."""
     layers = [long.ShownLayer(str(index), range(H), part.part(0)) for index, part in enumerate(small)]

@@ -14,8 +14,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.spelling import spelled
-from clearhead.watching.effects import Edge, Edges, HeadEffect, HeadEffects
-from clearhead.watching.summary import Head, Summary
+from clearhead.watching.effects import Edge, Edges, Head, HeadEffect, HeadEffects, Summary
 from seeds import fresh
 from terminal import call
 from test_page import HOSTILE
@@ -41,7 +40,7 @@ def results():
     with torch.no_grad(), ch.watch(model) as plain:
         model(ids)
     edges = seen.strongest(30)
-    lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary(), "spans": seen.spans("words")}
+    lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary()}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
     made = {"cuts": E, "moved": A.cut_effects(v, v, rest="first"), "strongest": E.strongest(5)}
     made |= {"contributions": A.contributions(v, v), "plan": ch.plan(q, k, v)}

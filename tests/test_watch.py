@@ -187,9 +187,7 @@ def test_chosen_layers_and_heads_only():
     assert seen.layers == ["1"]
     assert seen.layer(1).heads == (0, 3)
     close(seen.matrix(1)[...], truth["1"][:, [0, 3]], "weights")
-    close(seen.head(1, 3).top.weights, -np.sort(-truth["1"][:, 3], -1)[..., :2], "top of head 3")
-    with pytest.raises(ch.errors.SelectionError, match="no head 1: kept are 0, 3"):
-        seen.head(1, 1)
+    close(seen[1].heads(1).top.weights, -np.sort(-truth["1"][:, 3], -1)[..., :2], "top of head 3")
     with pytest.raises(ch.errors.SelectionError, match="no layer '0'"):
         seen["0"]
     for wrong, said in (({"layers": [7]}, "no 7"), ({"heads": [4]}, "heads: there is no head 4 in layer 0")):
@@ -322,12 +320,14 @@ def test_padding_on_the_left_without_positions_warns(recwarn: Any, padding: str,
         assert "1 of 2 texts begin with padding, and GPT2LMHeadModel is given no position_ids" in said[0]
 
 
-def test_a_page_of_a_batch_says_which_text(tmp_path: Any):
-    model = build("gpt2")
-    with torch.no_grad(), ch.watch(model) as seen:
-        model(**inputs("gpt2", "right"))
-    seen.save(tmp_path / "second.html", batch=1)
-    assert "GPT2LMHeadModel, batch=1" in (tmp_path / "second.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("padding", "pads"), [("right", [5, 6, 7, 8, 9, 10]), ("left", [0, 1, 2])])
+@pytest.mark.filterwarnings("ignore:.*begin with padding:UserWarning")
+def test_a_page_of_a_batch_says_which_text_and_what_of_it_is_padding(padding: str, pads: list[int]):
+    seen = seen_of(build("gpt2"), inputs("gpt2", padding))
+    first, second = (seen.document(batch=batch).header for batch in (0, 1))
+    assert [each["title"] for each in (first, second)] == [f"GPT2LMHeadModel, batch={one} of 2" for one in (0, 1)]
+    assert (first["runs"][0]["pads"], second["runs"][0]["pads"]) == (pads, [])
+    assert "layer 0, head 0, batch=1 of 2" in seen.to_svg(batch=1)
     with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
         seen.to_svg(batch=9)
 

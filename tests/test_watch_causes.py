@@ -317,21 +317,17 @@ def test_with_change(order: str):
     assert float((seen.layer(0).g - truth[0]).norm()) > 1e-3 * float(truth[0].norm())
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 8 * 2**-7), (torch.float64, 1e-6)])
-def test_other_dtypes(dtype: torch.dtype, limit: float):
+@pytest.mark.parametrize(
+    ("dtype", "auto", "limit"),
+    [(torch.bfloat16, False, 8 * 2**-7), (torch.float64, False, 1e-6), (torch.float32, True, 0.1)],
+)
+def test_other_dtypes_and_autocast(dtype: torch.dtype, auto: bool, limit: float):  # noqa: FBT001
     model, passed = build("phi3").to(dtype), drawn("phi3")
     truth = derivatives(model, passed)
-    seen = watched(model, passed)
-    assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
-    assert_derivatives(seen, truth, limit)  # rotary angles are float32
-
-
-def test_autocast():
-    model, passed = build("llama"), drawn("llama")
-    truth = derivatives(model, passed)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=auto):
         seen = watched(model, passed)
-    assert_derivatives(seen, truth, 0.1)
+    assert auto or seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
+    assert_derivatives(seen, truth, limit)  # rotary angles are float32
 
 
 class Wrapped(torch.nn.Module):

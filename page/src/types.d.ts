@@ -29,6 +29,7 @@ interface Run {
   name: string;
   tokens: string[] | null;
   sources: string[] | null;
+  pads: number[]; // which tokens are padding
   edited: boolean;
   batch: number;
   layers: Layer[];
@@ -233,6 +234,7 @@ interface Look extends Source, Shown {
   actualOther: Head | null;
   offset: number; // the key position of query 0
   keyTexts: string[] | null;
+  pads: Set<number>; // which of them are padding
   canWords: boolean;
   parts: Parts;
   jumpTo(query: number, key: number): void;

@@ -38,10 +38,11 @@ export const newReading = () => ({
  * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
  * @param {Say} t
  * @param {number} generated      how many of the last tokens the model put there
+ * @param {Set<number>} pads      the tokens that are padding
  * @param {[string, number, number][]} turns      of a chat: who speaks, the first token and the end; all others are the template's
  * @param {string} template      what a click on a name does: it shows these or hides them
  */
-export function passage(texts, reading, pick, again, point, t, generated, turns, template) {
+export function passage(texts, reading, pick, again, point, t, generated, pads, turns, template) {
   const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
@@ -56,8 +57,14 @@ export function passage(texts, reading, pick, again, point, t, generated, turns,
     const said = !turns.length || index === texts.length - 1 || turns.some(([, a, b]) => index >= a && index < b);
     spans.push(
       h(
-        index >= texts.length - generated ? "span.token.generated" : said ? "span.token" : "span.token.template",
-        { "data-token": index, role: "button", tabindex: -1 },
+        pads.has(index)
+          ? "span.token.padding"
+          : index >= texts.length - generated
+            ? "span.token.generated"
+            : said
+              ? "span.token"
+              : "span.token.template",
+        { "data-token": index, role: "button", tabindex: -1, ...(pads.has(index) && { title: t("padding") }) },
         shown(texts[index].replace(/^##/, "")),
       ),
     );

@@ -50,6 +50,7 @@ export function lookAt(source, parts) {
     parts,
     offset,
     keyTexts,
+    pads: new Set(layer.cross ? [] : run.pads),
     canWords,
     queries,
     keys,

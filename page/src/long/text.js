@@ -10,7 +10,7 @@ import { search, unitOf } from "./units.js";
 
 /** @param {Look} look */
 export function drawText(look) {
-  const { keyTexts, head, state, answer, page } = look;
+  const { keyTexts, pads, head, state, answer, page } = look;
   const [{ text }, { t }, { reading }, { why }] = [look.parts, look.shell, state, page.header];
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
@@ -35,6 +35,7 @@ export function drawText(look) {
       (token) => pointAt(look, token),
       t,
       made,
+      pads,
       turns,
       answer.template,
     ),

@@ -121,6 +121,28 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
             raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
+def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
+    """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not.
+
+    text   the whole text: nothing is generated after it
+    """
+    made: list[Edit] = []
+    for edit in edits:
+        try:
+            check_places(edit, text, text)
+        except SelectionError as error:  # of a position it would say how to wait for a generated token
+            hint = f"positions are 0 to {text.length - 1}." if "position" in error.what else error.hint
+            raise SelectionError(error.what, hint) from None
+        words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
+        places = {name: find(name, value, text).members(range(text.length))[0] for name, value in words.items()}
+        empty = next((name for name, members in places.items() if not members.any()), None)
+        if empty:
+            raise SelectionError(f"{edit}: its {empty} are none of the text's {text.length} tokens.")
+        positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
+        made.append(replace(edit, **cast("Any", positions)))
+    return tuple(made)
+
+
 def _labels(edit: Edit, place: Place) -> tuple[Array, Array]:
     """The queries and the keys of this call that an edit is about, 0, others -1: (batch or 1, queries or keys)."""
     queries = find("queries", edit.queries, place.query_text).labels(place.queries)

@@ -1,17 +1,22 @@
-"""`ch.change`: a Transformers model whose attention is edited while it runs inside a block."""
+"""`ch.change`: a model whose attention is edited while it runs inside a block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from clearhead.changing.edits import read_edits
 from clearhead.loading import load
+from clearhead.watching.saved import Run
+from clearhead.watching.watch import room_of
 
 
 @contextmanager
 def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
-    """Run a Transformers model with its attention edited; after the block it is as it was, to the bit.
+    """Run a model with its attention edited; after the block it is as it was, to the bit.
 
-    model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU
+    model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU. A decoder in NumPy runs by
+               `model.run(text)`; for `ch.explain` give it the edits: ch.explain(text, model, edits=[…])
     edits      an edit or a list of edits: ch.cut, ch.boost, ch.tempered, ch.off, ch.scaled, ch.like, ch.values_like
     tokenizer  finds the words that edits name; anything with decode(list of ids)
 
@@ -43,5 +48,9 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     >>> bool((seen.matrix(0)[0, :, 3, :2] == 0).all())
     True
     """
-    with load("hf.changing").changed(model, edits, tokenizer):
+    room, inner, reader = room_of(model, tokenizer)
+    changed = load("hf.changing" if room == "hf" else "models.blocks").changed
+    read = (replace(x, seen=Run.read(x.seen)) if isinstance(x.seen, str) else x for x in read_edits(edits))
+    known = tuple(read)
+    with changed(inner, known, reader):
         yield

@@ -1,19 +1,19 @@
 """Edits for `explain`: checked against the model and the text, in force in one layer, and what they moved."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.applying import acts, check_layers, check_places
+from clearhead.changing.applying import acts, check_layers, placed
 from clearhead.changing.edits import Edit, read_edits
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.texts import pieces
 from clearhead.models.decoder import acting_edits, choices, place_of
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
-from clearhead.watching.places import Text, find
+from clearhead.watching.places import Text
 
 SHOWN = 8  # next tokens that edits moved, in the terminal and on a page
 _SHOWABLE = ("boost", "cut", "off", "scaled", "tempered")
@@ -44,22 +44,7 @@ def check_derivatives(edits: Sequence[Edit]) -> None:
 
 def by_position(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[Edit, ...]:
     """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not."""
-    whole = Text(len(tokens), [pieces(tokens, text)])
-    placed: list[Edit] = []
-    for edit in edits:
-        try:
-            check_places(edit, whole, whole)
-        except SelectionError as error:  # of a position it would say how to wait for a generated token
-            hint = f"positions are 0 to {len(tokens) - 1}." if "position" in error.what else error.hint
-            raise SelectionError(error.what, hint) from None
-        words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
-        places = {name: find(name, value, whole).members(range(len(tokens)))[0] for name, value in words.items()}
-        empty = next((name for name, members in places.items() if not members.any()), None)
-        if empty:
-            raise SelectionError(f"{edit}: its {empty} are none of the text's {len(tokens)} tokens.")
-        positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
-        placed.append(replace(edit, **cast("Any", positions)))
-    return tuple(placed)
+    return placed(edits, Text(len(tokens), [pieces(tokens, text)]))
 
 
 def heads_of(edits: Sequence[Edit], layers: int, heads: int) -> Array:

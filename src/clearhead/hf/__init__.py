@@ -25,10 +25,9 @@ torch.Size([1, 5])
 """
 
 # Everything that touches Transformers:
-# switching   sets the model's attention to ours and back; which modules are attention
 # attending   the attention function that Transformers calls; packed: in batches without padding
 # masks       Transformers' masks as rules
-# passes      which layer is running, for which time and over which text
+# passes      sets the model's attention to ours and back; which layer is running, for which time
 # watching    ch.watch: recording keeps one layer while it runs, derivatives what backward passes bring to it
 # changing    ch.change, and seen.verify
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,17 +29,13 @@ _NUMBER = (float, type(None))
 Finish = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Change:
-    """What `ch.change` says of one call: the layer's name, whether its attention was eager before, and the edits.
+class Change(NamedTuple):
+    """What `ch.change` says of one call: the layer's name, and what gives the call after its edits.
 
-    start   the position of the first of so many queries, where that is known without the mask (cross-attention)
-    edit    the call after its edits, and what is done with its output
+    edit    with the call comes what is done with its output, or None
     """
 
     name: str
-    was_eager: bool
-    start: Callable[[int], int] | None
     edit: Callable[[AttentionCall], tuple[AttentionCall, Finish | None]]
 
 
@@ -48,20 +43,18 @@ class Watch(NamedTuple):
     """What `ch.watch` says of one call.
 
     recording   None where the layer was not chosen, or is computed again for a backward pass
-    was_eager   was the layer's attention eager before the block?
     again       the output of a call that is computed again, in a graph that brings its derivative; None: as it is
     requests    of a call that holds many requests, the recording of each and the position of its first query
     """
 
     recording: Recording | None = None
-    was_eager: bool = False
     again: Callable[[AttentionCall, Tensor], Tensor] | None = None
     requests: Sequence[tuple[Recording, int]] = ()
 
 
-Watcher = Callable[[nn.Module], Watch]
-watchers: dict[nn.Module, Watcher] = {}  # by attention module, while it is watched
+watchers: dict[nn.Module, Callable[[nn.Module], Watch]] = {}  # by attention module, while it is watched
 changers: dict[nn.Module, Callable[[nn.Module], Change]] = {}  # while it is changed
+eager: set[nn.Module] = set()  # watched or changed modules whose attention was eager before
 
 
 def register() -> None:
@@ -184,12 +177,8 @@ def _attend(
             each = partial(_of_request, watch.requests, scores, more.get("sliding_window"), causal=causal)
             return attend_packed(module, *arrays, scores, more, causal=causal, each=each if watch.requests else None)
         _check(more, HARMLESS)
-        if watch.was_eager or (change is not None and change.was_eager):
-            causal = False  # in eager attention, no mask means that every query sees every key
-        start = None if change is None or change.start is None else change.start(arrays[0].shape[2])
-        if recording is not None and recording.layer.cross:
-            start = recording.length
-        call, finish = read(*arrays, mask, bias, causal=causal, start=start, scores=scores), None
+        causal = causal and module not in eager  # there no mask means that every query sees every key
+        call, finish = read(*arrays, mask, bias, causal=causal, scores=scores), None
         if change is not None:
             call, finish = change.edit(call)
         if recording is not None:

@@ -9,12 +9,12 @@ from torch import Tensor
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.core.torch_state import graphed
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, ShapeError
 from clearhead.hf.masks import Pattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
+from clearhead.ops.span_terms import SpanTerm, by_softcap, check_one_matrix, combined
 from clearhead.torch import dropped
 
 
@@ -35,6 +35,10 @@ class AttentionCall:
     terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
     edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
 
+    def moved(self, start: int) -> "AttentionCall":
+        """The same call, its first query at another position: cross-attention's masks do not say which."""
+        return replace(self, queries=range(start, start + len(self.queries)))
+
     def rules(self) -> RuleDict:
         rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
         return rules if spans is None else {**rules, "spans": spans}
@@ -52,11 +56,7 @@ class AttentionCall:
         weights are observed before dropout.
         """
         rules = self.rules()
-        if isinstance(rules.get("softcap"), tuple):
-            raise RuleError(
-                "only some of its heads are tempered, and with its softcap they are no one matrix.",
-                "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
-            )
+        check_one_matrix(rules)
         only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
         if dropout or (graphed(self.q, self.k, self.v, *flat(rules).values()) and not only_logsumexp):
             with torch.no_grad():
@@ -74,7 +74,7 @@ def output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: RuleDict) -> 
 
 def read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
-    start: int | None, scores: RuleDict,
+    scores: RuleDict,
 ) -> AttentionCall:  # fmt: skip
     """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
     n, m = query.shape[2], key.shape[2]
@@ -92,7 +92,6 @@ def read(
     if bias is not None:
         bias = bias[..., : m + pattern.others]
         pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
-    row = row if start is None else start
     return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), scores)
 
 

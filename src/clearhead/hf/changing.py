@@ -3,41 +3,33 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from clearhead.changing import otherrun
 from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
-from clearhead.changing.edits import Edit, cut, read_edits
+from clearhead.changing.edits import Edit, cut
 from clearhead.errors import DtypeError, RuleError, shown
-from clearhead.hf import attending, switching
+from clearhead.hf import attending
 from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import Passes, Texts, check_tokenizer
+from clearhead.hf.passes import Passes, mixes_tokens
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
-from clearhead.watching.naming import LayerCall, ModulePath
+from clearhead.watching.naming import LayerCall, ModulePath, text_of
+from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Place, Text
-from clearhead.watching.saved import Run
-from clearhead.watching.spans import SpanEdge
 
 _VERIFY = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
 
 
 @contextmanager
-def changed(model: Any, edits: Any, tokenizer: Any) -> Iterator[None]:
+def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
     """Inside, the model's attention is edited; the arguments are those of `ch.change`, and it says what is raised."""
-    read = tuple(
-        replace(edit, seen=Run.read(edit.seen)) if isinstance(edit.seen, str) else edit for edit in read_edits(edits)
-    )
-    check_tokenizer(tokenizer)
-    switching.check(model)
-    if any(module in attending.changers for module in model.modules()):
-        raise RuleError("the model is being changed already.", "give all edits to one ch.change, as a list.")
-    changing = _Changing(model, read, tokenizer)
+    changing = _Changing(model, edits, tokenizer)
     changing.check()
-    with changing.followed(attending.changers):
+    with changing.followed():
         yield
     changing.check_acted()
 
@@ -45,13 +37,16 @@ def changed(model: Any, edits: Any, tokenizer: Any) -> Iterator[None]:
 class _Changing(Passes):
     """The state of one block: the edits of each layer, and the texts that the model runs over."""
 
+    registry = attending.changers
+    already = "the model is being changed already.", "give all edits to one ch.change, as a list."
+
     def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
         super().__init__(model)
         self.edits, self.name = edits, type(model).__name__
         self.texts = Texts(tokenizer)
         self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
         self.acted: set[int] = set()  # ids of edits
-        attending = [(module, path) for module, path in self.paths.items() if switching.mixes_tokens(module)]
+        attending = [(module, path) for module, path in self.paths.items() if mixes_tokens(module)]
         self.modules = {  # each with all that may choose its layer
             module: {path, *self.names.possible(self.inner(path))} for module, path in attending
         }
@@ -78,11 +73,12 @@ class _Changing(Passes):
         layer = self.place(module) if again else self.call_of(module)
         if again and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
             raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
-        start = (lambda queries: self.texts.start(layer.path, queries)) if layer.cross else None
-        return Change(layer.name, self.was_eager(module), start, lambda call: self._edit(layer, call))
+        return Change(layer.name, lambda call: self._edit(layer, call))
 
     def _edit(self, layer: LayerCall, call: AttentionCall) -> tuple[AttentionCall, Finish | None]:
         """The call after the edits of its layer, and what is done with its output."""
+        if layer.cross:
+            call = call.moved(self.texts.start(layer.path, len(call.queries)))
         sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
         self._check_sequences(layer, call, sequence.text, key_text)
         if layer not in self.acting:
@@ -140,9 +136,10 @@ class _Changing(Passes):
         """Tell the texts."""
         self.texts.take_tokens(ids, source)
 
-    def begin_batches(self, manager: Any) -> None:  # noqa: ARG002
+    def begin_batches(self, manager: Any, model: Any) -> None:  # noqa: ARG002
         """Refuse continuous batching."""
-        raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
+        if model in self.paths:
+            raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
 
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""
@@ -170,7 +167,7 @@ class _Changing(Passes):
 
 def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
     """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
-    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, (Edge, SpanEdge)) for edge in edges):
+    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, Edge) for edge in edges):
         raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _VERIFY)
     if not callable(run):
         raise DtypeError(f"run is {shown(run)}: expected a function that runs the model and returns a number.", _VERIFY)
@@ -181,9 +178,8 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
         )
     before, result = _number(run), []
     for edge in edges:
-        whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
-        without = cut(queries=whole[0], keys=whole[1], layers=[edge.layer], heads=[edge.head], rest=edge.rest)
-        with changed(model, without, None):
+        without = cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
+        with changed(model, (without,), None):
             after = _number(run)
         result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
     return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
@@ -196,3 +192,75 @@ def _number(run: Callable[[], Any]) -> float:
         return float(inputs)
     except (TypeError, ValueError, RuntimeError):
         raise DtypeError(f"run returned {type(inputs).__name__}: expected one number.", _VERIFY) from None
+
+
+# ── the texts that a model runs over: where each begins, its length and its words, by stack of layers ──
+
+
+@dataclass(eq=False)
+class RunText:
+    """A text while the model runs over it: the forward pass it began in, and the positions of its latest queries."""
+
+    text: Text
+    began: int
+    queries: range
+    sums: dict[Any, dict[int, Any]] = field(default_factory=dict)  # what each layer remembers of it
+
+
+class Texts:
+    """The latest text of each stack of layers. A text begins with its first token, or where the block begins."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._pass = 0
+        self._ids: Any = None  # of this pass's sequences, (batch, length)
+        self._source: Any = None  # of the latest encoder's
+        self._known: dict[tuple[str, str], RunText] = {}  # by stack, and what it is there
+
+    def begin_pass(self) -> None:
+        """An outermost forward pass begins."""
+        self._pass += 1
+        self._ids = None
+
+    def take_tokens(self, ids: Any, source: Any) -> None:
+        """The ids that it is given, and those of its encoder; None where there are none."""
+        self._ids = ids
+        self._source = self._source if source is None else source
+
+    def of(self, path: str, queries: range, keys: range) -> tuple[RunText, Text]:
+        """The sequence of a call's queries, and the text of its keys. `path` is that of the attention module."""
+        stack, _, cross = ModulePath.of(path)
+        begins = queries.start == 0
+        if not cross:
+            sequence = self._at(stack, "own", queries, keys.stop, begins=begins)
+            return sequence, sequence.text
+        known = self._known.get((stack, "own"))
+        if known is None or len(known.queries) != len(queries):  # they attend to the other sequence only
+            known = self._at(path, "queries", queries, queries.stop, begins=begins)
+        return known, self._at(stack, "keys", range(0), keys.stop, begins=known.began == self._pass).text
+
+    def start(self, path: str, queries: int) -> int:
+        """The position of so many queries of cross-attention: that of the decoder's own in this pass."""
+        known = self._known.get((ModulePath.of(path).stack, "own"))
+        return known.queries.start if known is not None and len(known.queries) == queries else 0
+
+    def _at(self, stack: str, what: str, queries: range, length: int, *, begins: bool) -> RunText:
+        known = self._known.get((stack, what))
+        if known is None or (begins and (known.began, known.text.length) != (self._pass, length)):
+            known = RunText(self._text(stack, what, length, whole=begins), self._pass, queries)
+            self._known[stack, what] = known
+        known.queries = queries
+        return known
+
+    def _text(self, stack: str, what: str, length: int, *, whole: bool) -> Text:
+        if self.tokenizer is None:
+            return Text(length)
+        side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
+        if not whole or not side:
+            return Text(length, why="the text before the block is not known" if not whole else "this is no text")
+        ids = self._source if side == "source" else self._ids
+        if ids is None:
+            return Text(length, why="the model was not given the ids of its tokens")
+        if ids.shape[1] != length:
+            return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
+        return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])

@@ -1,19 +1,111 @@
 """A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from clearhead.errors import DtypeError
-from clearhead.hf import packed, switching
-from clearhead.watching.naming import LayerCall, LayerNames, ModulePath, text_of
-from clearhead.watching.pieces import pieces_of
-from clearhead.watching.places import Text
+from clearhead.errors import DtypeError, RuleError
+from clearhead.hf import attending, packed
+from clearhead.hf.attending import NAME, register
+from clearhead.watching.naming import LayerCall, LayerNames, ModulePath
+
+Implementations = list[tuple[PretrainedConfig, Any]]
+
+_NAMES = re.compile(r"(Attention|Attn|Mixer|DeltaNet|Retention|RecurrentBlock|ShortConv)(V?\d+D?)?$")
+_QUERIES = ("q", "query", "q_proj", "q_lin", "to_q", "wq", "query_proj", "q_a_proj")
+_KEYS = ("k", "key", "k_proj", "k_lin", "to_k", "wk", "key_proj")
+_VALUES = ("v", "value", "v_proj", "v_lin", "to_v", "wv", "value_proj")
+_FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_proj_qkvz", "Wqkv", "key_value", "kv")
+
+
+def check_model(model: Any) -> None:
+    """Raise DtypeError unless this is a model on one device."""
+    if not isinstance(model, nn.Module) or not models(model):
+        inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
+        held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
+        hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), "")
+        raise DtypeError(
+            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
+            "one.",
+            hint,
+        )
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise DtypeError(
+            f"the model's parameters are on several devices, {', '.join(devices)}: expected one.", "model.to('cpu')"
+        )
+    if devices and not devices[0].startswith(("cpu", "cuda")):
+        raise DtypeError(f"the model is on device {devices[0]}: no engine here runs there.", "model.to('cpu')")
+
+
+def switch(model: nn.Module) -> Implementations:
+    """Set every attention to ours; returns what they were before. Raises RuleError where a model does not allow it."""
+    register()
+    before = _implementations(model)
+    try:
+        for part in models(model):
+            if part.config._attn_implementation != NAME:
+                part.set_attn_implementation(NAME)
+        for part in models(model):
+            if part.config._attn_implementation != NAME:
+                classes = dict.fromkeys(type(module) for module in part.modules() if mixes_tokens(module))
+                local = [kind for kind in classes if kind.__module__ == type(part).__module__]
+                said = ", ".join(kind.__name__ for kind in local or classes) or "no class called so"
+                raise RuleError(
+                    f"{type(part).__name__} cannot be watched or changed: its attention ({said}) does not "
+                    "go through Transformers' AttentionInterface.",
+                    "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
+                )
+    except BaseException:
+        restore(before)
+        raise
+    return before
+
+
+def restore(before: Implementations) -> None:
+    """Set every config back; outer configs come first, since setting one sets those inside it too."""
+    for config, implementation in before:
+        config._attn_implementation = implementation
+
+
+def mixes_tokens(module: nn.Module) -> bool:
+    """Is this module attention, or what a hybrid model has in its place?
+
+    It is if the name of its class says so, or if it has projections for two of queries, keys and values, or one
+    projection for several of them. Modules without parameters (a kernel inside an attention) do not count.
+    """
+    children = {name for name, _ in module.named_children()}
+    sides = sum(not children.isdisjoint(names) for names in (_QUERIES, _KEYS, _VALUES))
+    called_so = _NAMES.search(type(module).__name__) is not None
+    result = called_so or sides > 1 or not children.isdisjoint(_FUSED)
+    return result and next(module.parameters(), None) is not None
+
+
+def models(model: nn.Module) -> list[PreTrainedModel]:
+    """The Transformers models in `model`, outermost first."""
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
+def _implementations(model: nn.Module) -> Implementations:
+    """Every config of the model and its parts, outermost first, with its implementation."""
+    configs: dict[int, tuple[PretrainedConfig, Any]] = {}
+    waiting = [part.config for part in models(model)]
+    while waiting:
+        config = waiting.pop(0)
+        if id(config) in configs:
+            continue
+        configs[id(config)] = (config, config._attn_implementation)
+        parts = (getattr(config, key, None) for key in config.sub_configs)
+        waiting = [part for part in parts if part is not None] + waiting
+    return list(configs.values())
+
 
 Ids = torch.Tensor | None
 
@@ -21,13 +113,18 @@ Ids = torch.Tensor | None
 class Passes:
     """The forward passes of a model inside a block; `ch.watch` and `ch.change` say what is done in them."""
 
+    registry: MutableMapping[Any, Any]  # `watchers` or `changers` of attending.py
+    already: tuple[str, str]  # what an error says of a model that is in such a block
+
     def __init__(self, model: Any) -> None:
+        check_model(model)
+        if any(module in self.registry for module in model.modules()):
+            raise RuleError(*self.already)
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
         self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
         self.names = LayerNames(map(self.inner, self.paths.values()), self._children)
-        self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
         self.entered = False
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -46,36 +143,32 @@ class Passes:
     def take_tokens(self, ids: Ids, source: Ids) -> None:
         """Take the ids (batch, length) of a pass's sequences and of its encoder's, or None."""
 
-    def begin_batches(self, manager: Any) -> None:
-        """Note that continuous batching begins. Raises RuleError where that is refused."""
+    def begin_batches(self, manager: Any, model: Any) -> None:
+        """Note that continuous batching of a model begins. Raises RuleError where that is refused."""
         raise NotImplementedError
 
     @contextmanager
-    def followed(self, registry: MutableMapping[Any, Any]) -> Iterator[None]:
-        """Inside, every attention of the model is ours and asks `attention`; then the model is as before.
-
-        registry   `watchers` or `changers` of attending.py
-        """
-        before = switching.switch(self.model)
-        self.implementations = {id(config): implementation for config, implementation in before}
+    def followed(self) -> Iterator[None]:
+        """Inside, every attention of the model is ours and asks `attention`; then the model is as before."""
+        before = switch(self.model)
+        eager = {id(config) for config, implementation in before if implementation == "eager"}
+        were_eager = {x for x in self.paths if id(getattr(x, "config", None)) in eager} - attending.eager
         with ExitStack() as after:
-            after.callback(switching.restore, before)
-            packed.beginning.append(self._begin_batches)
-            after.callback(packed.beginning.remove, self._begin_batches)
+            after.callback(restore, before)
+            packed.beginning.append(self.begin_batches)
+            after.callback(packed.beginning.remove, self.begin_batches)
             after.enter_context(torch.compiler.set_stance("force_eager"))
-            for module in dict.fromkeys((self.model, *switching.models(self.model))):
+            for module in dict.fromkeys((self.model, *models(self.model))):
                 after.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
                 after.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            for module in filter(switching.mixes_tokens, self.paths):
+            for module in filter(mixes_tokens, self.paths):
                 after.callback(module.register_forward_pre_hook(lambda module, _: self.ran.add(module)).remove)
+            attending.eager.update(were_eager)
+            after.callback(attending.eager.difference_update, were_eager)
             for module in self.model.modules():
-                registry[module] = self.attention
-                after.callback(registry.pop, module, None)
+                self.registry[module] = self.attention
+                after.callback(self.registry.pop, module, None)
             yield
-
-    def was_eager(self, module: Any) -> bool:
-        """Was this module's attention eager before the block?"""
-        return bool(self.implementations.get(id(getattr(module, "config", None))) == "eager")
 
     def in_backward(self, module: Any) -> bool:
         """Is this call of a module within a backward pass, where checkpointing computes a layer again?"""
@@ -121,10 +214,6 @@ class Passes:
         around = {path for path in apart if any(other != path and _within(other, path) for other in apart)}
         return tuple((path, kind) for path, kind in apart.items() if path not in around)
 
-    def _begin_batches(self, manager: Any, model: Any) -> None:
-        if model in self.paths:
-            self.begin_batches(manager)
-
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.entered = True
         if not self.running:
@@ -169,8 +258,6 @@ def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mappin
 
     A wrapper may call its model's `forward` itself, and then no hook of the model runs.
     """
-    from transformers import PreTrainedModel
-
     first = args[0] if args else None
     if isinstance(module, PreTrainedModel):
         return {"input_ids": first, **named}
@@ -180,90 +267,6 @@ def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mappin
 
 def _root(paths: dict[Any, str]) -> str:
     """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
-    from transformers import PreTrainedModel
-
     inner = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
     first = f"{inner[0]}." if inner and inner[0] else ""
     return first if all(path.startswith(first) for path in inner[1:]) else ""
-
-
-# ── the texts that a model runs over: where each begins, its length and its words, by stack of layers ──
-
-
-@dataclass(eq=False)
-class RunText:
-    """A text while the model runs over it: the forward pass it began in, and the positions of its latest queries."""
-
-    text: Text
-    began: int
-    queries: range
-    sums: dict[Any, dict[int, Any]] = field(default_factory=dict)  # what each layer remembers of it
-
-
-class Texts:
-    """The latest text of each stack of layers. A text begins with its first token, or where the block begins."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._pass = 0
-        self._ids: Any = None  # of this pass's sequences, (batch, length)
-        self._source: Any = None  # of the latest encoder's
-        self._known: dict[tuple[str, str], RunText] = {}  # by stack, and what it is there
-
-    def begin_pass(self) -> None:
-        """An outermost forward pass begins."""
-        self._pass += 1
-        self._ids = None
-
-    def take_tokens(self, ids: Any, source: Any) -> None:
-        """The ids that it is given, and those of its encoder; None where there are none."""
-        self._ids = ids
-        self._source = self._source if source is None else source
-
-    def of(self, path: str, queries: range, keys: range) -> tuple[RunText, Text]:
-        """The sequence of a call's queries, and the text of its keys. `path` is that of the attention module."""
-        stack, _, cross = ModulePath.of(path)
-        begins = queries.start == 0
-        if not cross:
-            sequence = self._at(stack, "own", queries, keys.stop, begins=begins)
-            return sequence, sequence.text
-        known = self._known.get((stack, "own"))
-        if known is None or len(known.queries) != len(queries):  # they attend to the other sequence only
-            known = self._at(path, "queries", queries, queries.stop, begins=begins)
-        return known, self._at(stack, "keys", range(0), keys.stop, begins=known.began == self._pass).text
-
-    def start(self, path: str, queries: int) -> int:
-        """The position of so many queries of cross-attention: that of the decoder's own in this pass."""
-        known = self._known.get((ModulePath.of(path).stack, "own"))
-        return known.queries.start if known is not None and len(known.queries) == queries else 0
-
-    def _at(self, stack: str, what: str, queries: range, length: int, *, begins: bool) -> RunText:
-        known = self._known.get((stack, what))
-        if known is None or (begins and (known.began, known.text.length) != (self._pass, length)):
-            known = RunText(self._text(stack, what, length, whole=begins), self._pass, queries)
-            self._known[stack, what] = known
-        known.queries = queries
-        return known
-
-    def _text(self, stack: str, what: str, length: int, *, whole: bool) -> Text:
-        if self.tokenizer is None:
-            return Text(length)
-        side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
-        if not whole or not side:
-            return Text(length, why="the text before the block is not known" if not whole else "this is no text")
-        ids = self._source if side == "source" else self._ids
-        if ids is None:
-            return Text(length, why="the model was not given the ids of its tokens")
-        if ids.shape[1] != length:
-            return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
-        return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
-    decodes = callable(getattr(tokenizer, "decode", None)) and not isinstance(tokenizer, (bytes, bytearray))
-    if tokenizer is not None and not decodes:
-        raise DtypeError(
-            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
-            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
-        )

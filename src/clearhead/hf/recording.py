@@ -1,7 +1,6 @@
 """One layer while its model runs: the observations of each call, joined along the queries at the end."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from clearhead.ops.observation import Observation, among
 from clearhead.ops.span_terms import combined, for_heads, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
+from clearhead.watching.watch import Wish
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 
@@ -27,10 +27,7 @@ class Recording:
     """The calls of one layer in one block, and their observations."""
 
     layer: LayerCall
-    heads: Sequence[int] | None
-    keep: bool
-    values: bool
-    asked: dict[str, Any]  # what to observe
+    wish: Wish
     derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
@@ -45,16 +42,13 @@ class Recording:
     def name(self) -> str:
         return self.layer.name
 
-    @property
-    def length(self) -> int:
-        """How many queries all calls had together."""
-        return sum(len(call.queries) for call in self.calls)
-
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
         """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
 
         Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
         """
+        if self.layer.cross:
+            call = call.moved(sum(len(before.queries) for before in self.calls))
         self.check(call)
         if self.derivative is not None and dropout:
             raise RuleError(
@@ -62,18 +56,20 @@ class Recording:
                 "doing.",
                 "model.eval(), which keeps gradients.",
             )
-        image = None if self.calls else self.asked.get("image")  # the picture of several calls is made in the end
-        result, seen = call.observed({**self.asked, "image": image}, dropout)
-        result = result if self.derivative is None else self.derivative.follow(result, self.heads)
+        asked = dict(self.wish.statistics)
+        if self.calls:  # the picture of several calls is made in the end
+            asked["image"] = None
+        result, seen = call.observed(asked, dropout)
+        result = result if self.derivative is None else self.derivative.follow(result, self.wish.heads)
         self.add(call, seen)
         return result
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
         if not self.calls:
-            if self.heads is not None and max(self.heads, default=0) >= call.q.shape[1]:
+            if self.wish.heads is not None and max(self.wish.heads, default=0) >= call.q.shape[1]:
                 raise SelectionError(
-                    f"heads: there is no head {max(self.heads)} in layer {self.name}, which has {call.q.shape[1]}."
+                    f"heads: there is no head {max(self.wish.heads)} in layer {self.name}, which has {call.q.shape[1]}."
                 )
             return
         before = self.calls[-1]
@@ -132,19 +128,19 @@ class Recording:
             self._check_whole(call)
             self.parts[0] = replace(self.parts[0], image=None)
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values else None
+        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.wish.values else None
         if call.pattern.others and not self.calls:
             self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
-            if self.values:
+            if self.wish.values:
                 self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
         if k.shape[2]:
             self.first_sums = None if self.calls else k.detach().sum(-1)
             self.last_key = k[:, :, -1].detach().clone()
-        if not self.keep:
+        if not self.wish.keep:
             q, k = q[:, :, :0], k[:, :, :0]
-        elif self.heads is not None:
-            self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.heads]
-            q, k, v = q[:, list(self.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
+        elif self.wish.heads is not None:
+            self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.wish.heads]
+            q, k, v = q[:, list(self.wish.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
         before = self.calls[0].terms if self.calls else [None] * len(call.terms)
         scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
@@ -157,13 +153,13 @@ class Recording:
         q, k, v = kept
         terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
         self.calls.append(replace(call, q=q, k=k, v=v, pattern=pattern, scores=scores, terms=terms))
-        self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
+        self.parts.append(seen if self.wish.heads is None else seen.heads(list(self.wish.heads)))
 
     def _check_whole(self, call: AttentionCall) -> None:
         """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
-        if self.keep:
+        if self.wish.keep:
             return
-        if self.asked.get("image"):
+        if self.wish.statistics.get("image"):
             raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
         if call.pattern.others and self.parts[0].distance is not None:
             raise RuleError(
@@ -184,16 +180,16 @@ class Recording:
         ])  # fmt: skip
         q, k, v = self._arrays()
         if len(self.calls) > 1 and q is not None:
-            if self.asked.get("image"):
-                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.asked["image"]).image)
+            if image := self.wish.statistics.get("image"):
+                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=image).image)
             if others and seen.distance is not None:  # the others' places are known only now
                 seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
         real = None if self.layer.cross else pattern.real(queries, keys)
         padding = None if real is None else ~real
-        heads = range(first.q.shape[1]) if self.heads is None else self.heads
+        heads = range(first.q.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.name, self.layer.path, self.layer.number, self.layer.cross, tuple(heads), seen, q, k, v, rules,
-            padding, pattern.note, others, self.derivative,
+            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, call=self.layer.number,
+            cross=self.layer.cross, padding=padding, note=pattern.note, other_keys=others, derivative=self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:
@@ -203,7 +199,7 @@ class Recording:
             pieces = [getattr(call, side) for call in self.calls]
             if other is not None:
                 pieces.append(other if self.shared is None else other[:, self.shared])
-            let_go = pieces[0] is None or (side != "v" and not self.keep)
+            let_go = pieces[0] is None or (side != "v" and not self.wish.keep)
             joined.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
         return joined
 
@@ -212,7 +208,7 @@ class Recording:
         spans = combined(joined([call.terms for call in self.calls]))
         if spans is not None:
             rules["spans"] = spans
-        return rules if self.heads is None else for_heads(rules, self.heads)
+        return rules if self.wish.heads is None else for_heads(rules, self.wish.heads)
 
     def _pattern(self, queries: range, keys: range) -> Pattern:
         """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""

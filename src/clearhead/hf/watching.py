@@ -1,8 +1,8 @@
 """What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from typing import Any
 from weakref import ref
@@ -11,56 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.core.observations import check_asked
-from clearhead.core.rule_values import read_members
-from clearhead.core.statistics import Watched
-from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.hf import attending, switching
+from clearhead.errors import RuleError, SelectionError
+from clearhead.hf import attending
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, computed_again
-from clearhead.hf.passes import Passes, check_tokenizer
+from clearhead.hf.passes import Passes
 from clearhead.hf.recording import Recording
-from clearhead.watching.dividing import Written
 from clearhead.watching.naming import LayerCall
-from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
+from clearhead.watching.watch import Wish
 
 
-@contextmanager
-def watched(
-    model: Any, statistics: dict[str, Any], layers: Any, heads: Any, *, keep: Any, values: Any, causes: Any,
-    tokenizer: Any,
-) -> Iterator[Seen]:  # fmt: skip
+def watched(model: Any, wish: Wish) -> AbstractContextManager[Seen]:
     """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
-    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
-    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
-    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    if causes and not keep:
-        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    check_tokenizer(tokenizer)
-    layers = None if layers is None else read_members("layers", layers, *LAYERS)
-    chosen = None if heads is None else read_heads("heads", heads)
-    switching.check(model)
-    if any(module in attending.watchers for module in model.modules()):
-        raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, asked, layers, chosen, tokenizer, keep=keep, values=values, causes=causes)
-    with watching.block():
-        yield watching.seen
+    return _Watching(model, wish).block()
 
 
 class _Watching(Passes):
     """The state of one block: which layers ran, their recordings, and the tokens."""
 
-    def __init__(
-        self, model: Any, asked: dict[str, Any], layers: Collection[int | str] | None, heads: list[int] | None,
-        tokenizer: Any, *, keep: bool, values: bool, causes: bool,
-    ) -> None:  # fmt: skip
+    registry = attending.watchers
+    already = "the model is being watched already.", "one `with ch.watch(…)` for one model at a time."
+
+    def __init__(self, model: Any, wish: Wish) -> None:
         super().__init__(model)
-        self.asked, self.layers, self.heads, self.tokenizer = asked, layers, heads, tokenizer
-        self.keep, self.values, self.arrivals = keep, values or causes, Arrivals() if causes else None
+        self.wish, self.arrivals = wish, Arrivals() if wish.causes else None
         self.recordings: dict[tuple[Seen, LayerCall], Recording | None] = {}
         self.manager: Any = None  # of continuous batching
         self.batch: list[tuple[Seen, int]] = []  # its requests in this pass, and the position of each one's first query
@@ -68,11 +44,11 @@ class _Watching(Passes):
         self.seen = self._new()
 
     @contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self) -> Iterator[Seen]:
         """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
         try:
-            with self.followed(attending.watchers):
-                yield
+            with self.followed():
+                yield self.seen
                 self._check_chosen()
         finally:
             for seen in (self.seen, *self.seen.requests.values()):
@@ -81,11 +57,12 @@ class _Watching(Passes):
             self.recordings.clear()
 
     def _new(self) -> Seen:
-        written = None if self.tokenizer is None else Written(self.tokenizer)
-        return Seen({}, model=type(self.model).__name__, watched=ref(self.model), written=written)
+        return Seen({}, model=type(self.model).__name__, watched=ref(self.model))
 
-    def begin_batches(self, manager: Any) -> None:
+    def begin_batches(self, manager: Any, model: Any) -> None:
         """Continuous batching begins. Raises RuleError where it cannot be watched."""
+        if model not in self.paths:
+            return
         if self.arrivals is not None:
             what = "causes=True wants a graph, and continuous batching records none."
             raise RuleError(what, "watch the text of a request in a block of its own.")
@@ -118,9 +95,8 @@ class _Watching(Passes):
 
     def attention(self, module: Any) -> Watch:
         """What to do with this call of an attention module."""
-        was_eager = self.was_eager(module)
         if self.in_backward(module):
-            return Watch(None, was_eager, self._follow_again(module))
+            return Watch(None, self._follow_again(module))
         if not self.running:  # a wrapper called its model's `forward`
             self.begin_pass({})
         call = self.call_of(module)
@@ -130,12 +106,10 @@ class _Watching(Passes):
                 self.recordings[seen, call] = self._recording(call)
             recording = self.recordings[seen, call]
             if recording is None:
-                return Watch(was_eager=was_eager)
+                return Watch()
             seen.parts[recording.name] = recording
             watched.append((recording, first))
-        if self.batch:
-            return Watch(was_eager=was_eager, requests=watched)
-        return Watch(watched[0][0], was_eager)
+        return Watch(requests=watched) if self.batch else Watch(watched[0][0])
 
     def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
         """Warn where a text begins with padding, and nothing says so to a model that numbers its positions."""
@@ -158,13 +132,13 @@ class _Watching(Passes):
         return (lambda call, output: computed_again(waiting, call.q).follow(output)) if waiting else None
 
     def _recording(self, call: LayerCall) -> Recording | None:
-        if self.layers is not None:
-            chosen = {layer for layer in self.layers if str(layer) in call.choices}
+        if self.wish.layers is not None:
+            chosen = {layer for layer in self.wish.layers if str(layer) in call.choices}
             self.ran |= chosen
             if not chosen:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
-        return Recording(call, self.heads, self.keep, self.values, self.asked, derivative)
+        return Recording(call, self.wish, derivative)
 
     def take_tokens(self, ids: Any, source: Any) -> None:
         """Add the ids that an outermost forward pass is called with; those of many requests were added before."""
@@ -172,19 +146,15 @@ class _Watching(Passes):
             self._add(self.seen, ids, source)
 
     def _add(self, seen: Seen, ids: Any, source: Any = None) -> None:
-        """Add ids (batch, tokens) to what is shown, and to those that the tokenizer reads; an encoder's once."""
-        source = None if seen.source_tokens else source
-        for name, rows, new in (("tokens", seen.tokens, ids), ("source", seen.source_tokens, source)):
+        """Add ids (batch, tokens), or their texts, to what is shown; an encoder's once."""
+        source, reader = None if seen.source_tokens else source, self.wish.tokenizer
+        for rows, new in ((seen.tokens, ids), (seen.source_tokens, source)):
             if new is None or (rows and len(rows) != len(new)):  # another batch, refused by `Recording.check`
                 continue
-            read = None if seen.written is None else getattr(seen.written, name)
-            for kept in (rows, read):
-                if kept is not None and not kept:
-                    kept += [[] for _ in new]
-            for place, more in enumerate(new.tolist()):
-                rows[place] += more if read is None else [self.tokenizer.decode([token]) for token in more]
-                if read is not None:
-                    read[place] += more
+            if not rows:
+                rows += [[] for _ in new]
+            for row, more in zip(rows, new.tolist(), strict=True):
+                row += more if reader is None else [reader.decode([token]) for token in more]
 
     def _check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, a chosen layer was not, or a request failed."""
@@ -195,6 +165,6 @@ class _Watching(Passes):
             kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
             raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
-        missing = [layer for layer in self.layers or () if layer not in self.ran]
+        missing = [layer for layer in self.wish.layers or () if layer not in self.ran]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")

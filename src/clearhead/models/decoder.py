@@ -145,6 +145,7 @@ class Decoder:
         if acting:
             call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
+            q, k, v = call.q[0], call.k[0], call.v[0]  # of `like`, another run's
         else:
             heads = attention(q, k, v, **rules)
         factors = output_factors(acting, config.heads)

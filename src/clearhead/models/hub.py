@@ -5,7 +5,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
 from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, in_short
+from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.watching.watch import watch
 
@@ -126,13 +126,14 @@ class HubModel:
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
 
-    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
+    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None.
 
         `edits` of attention have positions, no words. Raises RuleError for modules whose part in q, k and v is unknown.
         """
         import torch
 
+        ids = ids_of(self, ids)
         paths = dict(self.inner.named_modules())
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
@@ -155,9 +156,8 @@ class HubModel:
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
-            rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
-            if rules.get("spans") is not None:
-                rules["spans"] = tuple(map(np.asarray, rules["spans"]))
+            rules = _plain(layer.rules)
+            rules.pop("query_offset", None)
             factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
@@ -324,7 +324,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
             return call, finished
 
-        return replace(stated, edit=edit)
+        return stated._replace(edit=edit)
 
     with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
         for module, before in list(attending.changers.items()):

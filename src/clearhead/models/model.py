@@ -19,7 +19,7 @@ from clearhead.models.backward import of_logits, through
 from clearhead.models.decoder import Decoder
 from clearhead.models.families import Config
 from clearhead.models.gates import LayerBack
-from clearhead.models.protocol import Each, ForwardPass, Slope, Variant, in_short
+from clearhead.models.protocol import Each, ForwardPass, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import again, hidden_of
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
@@ -65,6 +65,7 @@ class Model:
         run    of the first ids, whose keys and values are not computed again
         Raises ShapeError for too many.
         """
+        runs.check_unchanged(self.decoder)
         self.tokenizer.fits(len(ids) + count)
         made, last = list[int](), self.tokenizer.last if ends else None
         for _, token in zip(each(range(count)), self.decoder.likeliest(ids, run.past if run else ()), strict=False):
@@ -73,9 +74,9 @@ class Model:
             made.append(token)
         return made
 
-    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass in float32; see `runs.run`."""
-        return runs.run(self.decoder, ids, each, edits)
+    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+        """The forward pass of a text or its ids in float32; see `runs.run`."""
+        return runs.run(self.decoder, ids_of(self, ids), each, edits)
 
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
@@ -86,6 +87,7 @@ class Model:
         run     of the text, where the one variant is what ran there: it is not run again, and what comes back is of the
                 tokens from rows.start on alone, since no token before them has a part in these logits by its output
         """
+        runs.check_unchanged(self.decoder)
         first = 0 if run is None else rows.start
         hidden = hidden_of(self.decoder, ids, variants) if run is None else [x[None] for x in run.stream(first)]
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
@@ -100,6 +102,7 @@ class Model:
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
+        runs.check_unchanged(self.decoder)
         lasts = list(again(self.decoder, run, variants, rows, each))
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):

@@ -119,13 +119,18 @@ class LanguageModel(Protocol):
     def generate(
         self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
     ) -> list[int]: ...
-    def run(self, ids: list[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
+    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
     ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
     ) -> Iterator[Array]: ...
+
+
+def ids_of(model: LanguageModel, given: list[int] | str) -> list[int]:
+    """The ids of a text, or those that are given."""
+    return [token.id for token in model.tokenizer.tokens(given)] if isinstance(given, str) else given
 
 
 def in_short(model: LanguageModel) -> str:

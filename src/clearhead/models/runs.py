@@ -6,18 +6,31 @@ values, from which the rows that are asked for are computed again; of the stream
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
+from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder
 from clearhead.models.protocol import Each, ForwardPass, LayerRun
 
 T = TypeVar("T")
 _LONG = 2**25  # numbers of the whole stream, above which a text is long
 _STORED = 6  # of a long text, the stream before every so many layers is there
+
+
+class Block(Protocol):
+    """What a block of `ch.watch` or `ch.change` does with the runs of a decoder; blocks.py has both."""
+
+    @property
+    def changes(self) -> bool: ...
+    def edits(self, ids: Sequence[int]) -> tuple[Edit, ...]: ...
+    def ran(self, run: ForwardPass) -> None: ...
+
+
+blocks: dict[Decoder, list[Block]] = {}  # that each decoder is in, outermost first
 
 
 class OnDemand(Sequence[T]):
@@ -69,8 +82,27 @@ def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each:
 def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
     """The forward pass: logits by token, each layer's attention, and the residual stream.
 
-    `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
+    `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words. The blocks
+    of `ch.change` that the decoder is in add their edits; those of `ch.watch` keep the run.
     """
+    inside = blocks.get(decoder, [])
+    edits = [*edits, *(edit for block in inside for edit in block.edits(ids))]
+    made = _run(decoder, ids, each, edits)
+    for block in inside:
+        block.ran(made)
+    return made
+
+
+def check_unchanged(decoder: Decoder) -> None:
+    """Raise RuleError inside a block of `ch.change`, which edits whole runs and nothing else of a decoder."""
+    if any(block.changes for block in blocks.get(decoder, ())):
+        raise RuleError(
+            "ch.change edits what model.run(text) computes of this model, and nothing else.",
+            "ch.explain(text, model, edits=[…]), or model.run(text) for each token.",
+        )
+
+
+def _run(decoder: Decoder, ids: Sequence[int], each: Each, edits: Sequence[Edit]) -> ForwardPass:
     first, layers = decoder.embedded(ids), decoder.config.layers
     kept, past, long = list[LayerRun](), list[tuple[Array, Array]](), is_long(first, layers)
 

@@ -19,6 +19,7 @@ from clearhead.core.arrays import torch_of
 from clearhead.core.axes import Array, group_size
 from clearhead.core.namespace import numbers_like
 from clearhead.core.rules import RULES, take
+from clearhead.errors import RuleError
 
 Rules = dict[str, Any]
 _MANY = 2**16  # more combinations of labels than this are sorted, not counted
@@ -152,6 +153,15 @@ def by_softcap(compute: Callable[[Any, Any, Any, Rules], Any], q: Any, k: Any, v
     is_array = isinstance(parts[0], np.ndarray)
     whole = np.concatenate(parts, axis=1) if is_array else sys.modules["torch"].cat(parts, 1)
     return whole[:, np.argsort(order).tolist()]
+
+
+def check_one_matrix(rules: Mapping[str, Any]) -> None:
+    """Raise RuleError where heads have softcaps that differ: no one matrix has the weights of all of them."""
+    if isinstance(rules.get("softcap"), tuple):
+        raise RuleError(
+            "only some of its heads are tempered, and with its softcap they are no one matrix.",
+            "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
+        )
 
 
 def for_heads(rules: Mapping[str, Any], heads: Sequence[int]) -> Rules:

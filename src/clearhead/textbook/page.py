@@ -104,7 +104,14 @@ def _runs(layers: Sequence[PageLayer], scene: Scene, *, edited: bool = False) ->
     one_text = text is not None and scene.tokens == text[start : start + problem.queries]
     tokens, sources = (text, None) if one_text else (scene.tokens, text)
     return [
-        ShownRun("", [_shown(layer, b, cross=sources is not None) for layer in layers], tokens, sources, edited, b)
+        ShownRun(
+            "",
+            [_shown(layer, b, cross=sources is not None) for layer in layers],
+            tokens,
+            sources,
+            edited=edited,
+            batch=b,
+        )
         for b in range(problem.batch)
     ]
 

@@ -103,6 +103,7 @@ def _cells(
     if head not in part.heads:
         raise SelectionError(f"there is no head {head}: the matrix has {', '.join(map(str, part.heads))}.")
     name = f"layer {part.name}, head {head}" if part.name else "A" if len(part.heads) == 1 else f"A, head {head}"
+    name = f"{name}, {run.item}" if run.item else name
     return plots.cells(part.matrix, list(part.heads).index(head), side, name), run, part
 
 

@@ -88,16 +88,6 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
     return ax
 
 
-def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
-    """Draw values (layers, heads) on matplotlib axes and return them; nan stays white. Raises as `plot`."""
-    ax = _axes(ax)
-    image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
-    ax.set(title=name, xlabel="head", ylabel="layer")
-    ax.yaxis.set_ticks(range(len(layers)), layers)
-    ax.figure.colorbar(image, ax=ax, label=name)
-    return ax
-
-
 def plot_bars(names: Sequence[str], values: Sequence[float], whole: float, words: tuple[str, str], ax: Any) -> Any:
     """Draw values as bars, the first on top, and a line at what they are beside, and return the axes. Raises as `plot`.
 

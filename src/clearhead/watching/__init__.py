@@ -3,8 +3,6 @@
 watch       ch.watch
 seen        what watch gives, and ch.load
 layer       one layer; naming: what it is called; saved: all layers of a run, and their file
-summary     a line for each head, and what a notebook's cell shows
-effects     what edges and heads did: the tables of `seen.strongest`, `seen.heads` and `seen.verify`
-spans       what whole spans of tokens did: the table of `seen.spans`, whose tokens dividing.py divides
+effects     the tables of `seen.strongest`, `seen.heads`, `seen.verify` and `seen.summary`, and a notebook's cell
 pieces      the tokens' texts, and their words and sentences; places: tokens by position, slice or word
 """

@@ -1,6 +1,7 @@
-"""What the edges and heads of a watched model did: the tables of `seen.strongest` and `seen.heads`."""
+"""The tables of a watched run: the edges and heads that did most, a line for each head, and what a cell shows."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -8,12 +9,14 @@ import numpy as np
 
 from clearhead.core.arrays import as_host_array
 from clearhead.core.effects import Rest, spearman
-from clearhead.digits import significant
+from clearhead.digits import fixed, significant
+from clearhead.errors import RuleError
 from clearhead.spelling import cut, spelled
-from clearhead.tables import Table, Tabular, aligned
+from clearhead.tables import QUICK, Table, Tabular, aligned, html
+from clearhead.view.head_summary import summarise_heads
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import ModulePath, text_of
-from clearhead.words import Language, say
+from clearhead.words import Language, of_locale, say
 
 
 class Edge(NamedTuple):
@@ -28,7 +31,7 @@ class Edge(NamedTuple):
     rest: Rest = "renormalise"  # where the edge's weight goes
 
 
-One = TypeVar("One", bound=Any)  # an Edge, or a SpanEdge
+One = TypeVar("One", bound=Any)  # such as an Edge
 
 
 class Lines(Tabular, list[One]):
@@ -82,7 +85,7 @@ class VerifiedEdge(NamedTuple):
 
     layer: str
     head: int
-    query: int  # the number of the token, or of the span
+    query: int
     key: int
     estimate: float
     truth: float
@@ -147,24 +150,15 @@ def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
     return results
 
 
-def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
-    """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
-    local = text_of(ModulePath.of(layer.path).stack, has_source=has_source)
-    return local, "source" if layer.cross else local
-
-
 def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[list[Any]]) -> tuple[str, str]:
     """The tokens of an edge's query and key; "" where they are not known."""
     texts = {"own": tokens, "source": sources, "": []}
-    local, other = sides_of(layer, has_source=bool(sources))
+    local = text_of(ModulePath.of(layer.path).stack, has_source=bool(sources))
+    other = "source" if layer.cross else local
     seen = layer.observation
-    query = _word(texts[local], edge.batch, edge.query, seen.queries)
-    return query, _word(texts[other], edge.batch, edge.key, seen.keys)
-
-
-def _word(rows: list[list[Any]], batch: int, place: int, count: int) -> str:
-    row = rows[batch] if batch < len(rows) else []
-    return str(row[place]) if len(row) == count else ""
+    query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
+    query_word = str(query[edge.query]) if len(query) == seen.queries else ""
+    return query_word, str(key[edge.key]) if len(key) == seen.keys else ""
 
 
 def head_effects(layer: Layer) -> list[HeadEffect]:
@@ -172,3 +166,66 @@ def head_effects(layer: Layer) -> list[HeadEffect]:
     rows = as_host_array(layer.contributions().by_query(), "by_query")[0]
     sums: Any = rows.sum(axis=(0, 2), dtype=np.float64)
     return [HeadEffect(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
+
+
+_EDGES, _HEADS = 10, 8  # that did most, in a cell
+
+
+class Head(NamedTuple):
+    """Means over the batch's queries that are not padding; nan where a number is not known."""
+
+    layer: str
+    head: int
+    sink: float  # weight on the first key that is not padding
+    previous: float  # weight on the key before the query's own; queries that have one
+    diagonal: float  # weight on the query's own key
+    distance: float  # Σ_j a_ij·|i - j|
+    entropy: float  # in nats
+
+
+class Summary(Lines[Head]):
+    """Every head that was seen; `str` makes a table of at most 80 columns, and below it lists what was not seen."""
+
+    about = "summary table"
+    columns: ClassVar = {"head": 4, "sink": 6, "previous": 9, "diagonal": 8, "distance": 10, "entropy": 8}
+
+    def __init__(self, heads: Iterable[Head] = (), unseen: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(heads)
+        self.unseen = tuple(unseen)
+
+    def _cells(self, one: Head) -> list[str]:
+        digits = [(3, 6)] * 3 + [(2, 8)] * 2
+        numbers = zip(one[2:], digits, strict=True)
+        return [str(one.head), *("-" if np.isnan(x) else fixed(x, *each) for x, each in numbers)]
+
+    def _notes(self, language: Language) -> list[str]:
+        return [say(language, "not seen", path=path, kind=kind) for path, kind in self.unseen]
+
+
+def heads_of(layer: Layer) -> list[Head]:
+    """A line for each head of a layer."""
+    padding = None if layer.padding is None else as_host_array(layer.padding, "padding")[0]
+    means = summarise_heads(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
+    if layer.other_keys:  # which are near to no query
+        means["distance"] = [np.nan] * len(layer.heads)
+    return [Head(layer.name, head, *each) for head, *each in zip(layer.heads, *means.values(), strict=True)]
+
+
+def cell(seen: Any) -> str:
+    """The edges and heads that did most, else the sharpest heads: a few kB of HTML, at any length of the text."""
+    language = of_locale()
+    first, *lines = (line.strip() for line in repr(seen).splitlines())
+    layers = [seen.layer(name) for name in seen.layers]
+    tables = [Table(first, notes=lines)]
+    if sum(len(x.heads) * x.observation.queries * x.observation.keys for x in layers) > QUICK:
+        tables.append(Table("", notes=[say(language, "too many", hint=".summary(), .strongest(20), .heads()")]))
+    elif layers:
+        with suppress(RuleError):  # there are no causes, or no backward pass has run
+            heads = sorted(seen.heads(), key=lambda head: -abs(head.off))[:_HEADS]
+            tables += [table_of(x, language) for x in (seen.strongest(_EDGES), HeadEffects(heads))]
+        if len(tables) == 1:
+            sharpest = sorted(seen.summary(), key=lambda head: (head.sink > 0.5, head.entropy))[:_HEADS]
+            tables.append(table_of(Summary(sharpest), language))
+    if any(layer.q is not None for layer in layers):
+        tables.append(Table("", notes=[say(language, "whole page")]))
+    return html(language, tables)

@@ -20,16 +20,16 @@ class Layer:
 
     name: str
     path: str  # the module's own name in the model
-    call: int  # which call of that module in one forward pass, from 1 up
-    cross: bool
     heads: tuple[int, ...]  # the numbers of the kept heads in the model
     observation: Observation
-    q: Any  # (batch, heads, queries, d_k), or None
-    k: Any  # (batch, kv_heads, keys, d_k), or None
-    v: Any  # (batch, kv_heads, keys, d_v), or None
     rules: dict[str, Any]
-    padding: Any  # (batch, queries), True where a query is padding; or None
-    note: str  # why a mask is stored in full, or ""
+    q: Any = None  # (batch, heads, queries, d_k), or None
+    k: Any = None  # (batch, kv_heads, keys, d_k), or None
+    v: Any = None  # (batch, kv_heads, keys, d_v), or None
+    call: int = 1  # which call of that module in one forward pass, from 1 up
+    cross: bool = False
+    padding: Any = None  # (batch, queries), True where a query is padding; or None
+    note: str = ""  # why a mask is stored in full, or ""
     other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
     derivative: Any = None  # gives g, or raises, or is g, of a file; None where it was not watched
 
@@ -41,9 +41,6 @@ class Layer:
         heads = ", ".join(map(str, self.heads))
         note = f"; {self.note}" if self.note else ""
         return f"Layer({self.name}: {who}; heads {heads}; {self.observation}; {', '.join(said)}{note})"
-
-    def finished(self) -> "Layer":
-        return self
 
     @property
     def g(self) -> Any:

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 from unicodedata import category, name
 
 import numpy as np
+
+from clearhead.errors import DtypeError
 
 _UNREADABLE = "\ufffd"  # what decoders write for a part of a character
 _APART = ("CJK", "HIRAGANA", "KATAKANA", "THAI")  # written without spaces
@@ -29,19 +32,6 @@ def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[st
         pieces.append(now[len(before) :])
         start, read = read, stop
     return pieces
-
-
-def spaced(texts: Sequence[str]) -> list[str] | None:
-    """The pieces, from tokens that were decoded one by one; None where they do not say where words begin.
-
-    >>> spaced(["un", "##believ", "##ably", "still"])
-    [' un', 'believ', 'ably', ' still']
-    """
-    if any(text.startswith(" ") for text in texts):
-        return list(texts)
-    if any(text.startswith("##") for text in texts):
-        return [text[2:] if text.startswith("##") else " " + text for text in texts]
-    return None
 
 
 def words(pieces: Sequence[str]) -> list[int]:
@@ -102,3 +92,13 @@ DIVISIONS: dict[str, Callable[[Sequence[str]], list[int]]] = {
     "sentences": sentences,
     "paragraphs": paragraphs,
 }
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
+    decodes = callable(getattr(tokenizer, "decode", None)) and not isinstance(tokenizer, (bytes, bytearray))
+    if tokenizer is not None and not decodes:
+        raise DtypeError(
+            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
+            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
+        )

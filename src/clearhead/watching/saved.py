@@ -37,7 +37,7 @@ _SAVED = [name for name in listed() if name not in ("output", "groups")]
 class Run:
     """The layers as they ran; a layer is given by its name, its number, or the path of its module."""
 
-    parts: dict[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
+    parts: dict[str, Any] = field(default_factory=dict)  # by name, as they ran: layers, and recordings of them
     tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
     source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
     model: str = ""
@@ -59,7 +59,8 @@ class Run:
 
     def layer(self, layer: int | str) -> Layer:
         """One layer with its name, heads, q, k, v, rules and notes. Raises SelectionError for an unknown layer."""
-        return cast("Layer", self.parts[self.layer_name(layer)].finished())
+        part = self.parts[self.layer_name(layer)]
+        return part if isinstance(part, Layer) else cast("Layer", part.finished())
 
     def layer_name(self, layer: int | str) -> str:
         """The name of a layer given by number, name or path. Raises SelectionError for an unknown layer."""

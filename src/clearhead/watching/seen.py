@@ -1,7 +1,6 @@
 """What `ch.watch` saw of a model: the attention of each layer, with its queries, keys and rules."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +12,26 @@ from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
-from clearhead.errors import FileError, RuleError, SelectionError, check_known, shown
+from clearhead.errors import FileError, RuleError, SelectionError, check_known
 from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.rollout import relevance, rollout
-from clearhead.view import plots
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.watching.dividing import Written
-from clearhead.watching.effects import Edge, Edges, HeadEffects, Verified, head_effects, strongest_edges, words_of
+from clearhead.watching.effects import (
+    Edge,
+    Edges,
+    HeadEffects,
+    Summary,
+    Verified,
+    cell,
+    head_effects,
+    heads_of,
+    strongest_edges,
+    words_of,
+)
 from clearhead.watching.saved import LAYERS, Run, write
-from clearhead.watching.spans import SpanEdge, Spans, spanned
-from clearhead.watching.summary import Head, Summary, cell, heads_of
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -51,11 +57,10 @@ class Seen(Run, Display):
     """
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
-    written: Written | None = field(default=None, repr=False)  # likewise: what the tokenizer reads
     requests: dict[str, "Seen"] = field(default_factory=dict, repr=False)  # of continuous batching, by its names
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"watched": None, "written": None}
+        return self.__dict__ | {"watched": None}
 
     def __iter__(self) -> Iterator[Observation]:
         return (self[name] for name in self.layers)
@@ -63,17 +68,6 @@ class Seen(Run, Display):
     def __getitem__(self, layer: int | str) -> Observation:
         """One layer's statistics, each (batch, heads, …). Raises SelectionError for an unknown layer."""
         return self.layer(layer).observation
-
-    def head(self, layer: int | str, head: int) -> Observation:
-        """One head's statistics, each (batch, …); `head` by its number in the model.
-
-        Raises SelectionError for an unknown layer, and for a head that was not kept.
-        """
-        chosen = self.layer(layer)
-        if not is_whole(head) or head not in chosen.heads:
-            kept = ", ".join(map(str, chosen.heads))
-            raise SelectionError(f"layer {chosen.name} has no head {shown(head)}: kept are {kept}.")
-        return chosen.observation.heads(chosen.heads.index(int(head)))
 
     def matrix(self, layer: int | str) -> AttentionMatrix:
         """The layer's attention matrix, (batch, heads, queries, keys), which computes any weight on demand.
@@ -113,7 +107,7 @@ class Seen(Run, Display):
 
         Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
         token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
-        order. Between words, sentences or speakers: `seen.spans`. Otherwise as `contributions`; UnknownNameError for
+        order. Otherwise as `contributions`; UnknownNameError for
         another rest, RuleError for "first" where a text begins with padding.
 
         >>> import torch, transformers, clearhead as ch
@@ -143,42 +137,10 @@ class Seen(Run, Display):
         edges = strongest_edges(map(self.layer, self.layers), k, rest)
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
 
-    def spans(
-        self, groups: Any, source_groups: Any = None, *, layers: Layers = None, rest: Rest = "renormalise"
-    ) -> Spans:
-        """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
-
-        groups   "words", "sentences" or "paragraphs", where `watch` had a tokenizer; a label for each token, (tokens,)
-                 or (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
-                 {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
-        source_groups   the same for an encoder's text; None where there is none, or groups is a word
-        layers   None is all
-        rest     as in `cuts`
-
-        First order holds as for `strongest`: in the last layers. Sums over all layers of a large model say little of
-        what hiding a span does; `ch.explain` does.
-
-        Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
-        the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
-        O(queries·keys·(d_k + d_v)) for each head, O(queries·spans) memory and what is returned.
-        Raises UnknownNameError for another word, RuleError for tokens without texts and spans that overlap, DtypeError
-        and ShapeError for labels that do not fit, SelectionError for places that are not there, and as `cuts`.
-
-        >>> import torch, transformers, clearhead as ch
-        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
-        >>> model = transformers.GPT2LMHeadModel(config).eval()
-        >>> with ch.watch(model, causes=True) as seen:
-        ...     model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1, 5].backward()
-        >>> spans = seen.spans({"user": slice(0, 2), "model": slice(2, None)})
-        >>> spans[0].shape, [names for names in spans.names(0)[0]], len(spans.strongest(3))
-        (torch.Size([1, 2, 2, 2]), ['user', 'model'], 3)
-        """
-        return Spans(spanned(map(self.layer, self._names(layers)), groups, source_groups, self, rest))
-
-    def verify(self, edges: Iterable[Edge | SpanEdge], run: Callable[[], Any]) -> Verified:
+    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
 
-        edges   of `seen.strongest` or `seen.spans(…).strongest`, or some of them
+        edges   of `seen.strongest`, or some of them
         run     runs the model on the same text and returns the number whose derivative was taken
 
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
@@ -235,36 +197,6 @@ class Seen(Run, Display):
         """
         return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
 
-    def plot(
-        self,
-        statistic: str = "entropy",
-        *,
-        layer: int | str | None = None,
-        head: int | None = None,
-        batch: int = 0,
-        ax: Any = None,
-    ) -> Any:
-        """Draw on matplotlib axes: layers × heads by a statistic of `summary`, or the weights of one layer and head.
-
-        statistic     "sink", "previous", "diagonal", "distance" or "entropy"
-        layer, head   both, to draw that head's weights of text `batch`
-        ax            the axes to draw on; None makes new ones
-
-        Returns the axes. Raises UnknownNameError for another statistic, RuleError where only one of layer and head is
-        given, SelectionError for unknown ones, MissingExtraError without matplotlib.
-        """
-        if layer is not None and head is not None:
-            return self._plot(head, layer, batch, ax)
-        if layer is not None or head is not None:
-            raise RuleError("a head's weights need layer and head, and only one of them is given.", "layer=0, head=0")
-        check_known("statistic", [statistic], Head._fields[2:])
-        lines = [heads_of(self.layer(name)) for name in self.layers]
-        values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
-        for row, part in enumerate(lines):
-            for line in part:
-                values[row, line.head] = getattr(line, statistic)
-        return plots.plot_grid(values, self.layers, statistic, ax)
-
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
 
@@ -310,23 +242,17 @@ class Seen(Run, Display):
                 g = None
             arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
-        several = any(len(layer.observation.log_sum) > 1 for layer in map(self.layer, self.layers))
-        name = f"{self.model or 'watched'}{f', batch={batch}' if several else ''}"
-        return ShownRun(name, results, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+        texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
+        item = f"batch={batch} of {texts}" if texts > 1 else ""
+        name, tokens = self.model or "watched", _texts(self.tokens, batch)
+        known = (np.flatnonzero(x.padding[0]).tolist() for x in results if x.padding is not None and not x.cross)
+        return ShownRun(
+            f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
+            pads=next(known, []) if tokens else [], item=item,
+        )  # fmt: skip
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
-
-    def unseen_sentence(self) -> str:
-        """One sentence on the attention that was not seen; "" where all was seen."""
-        if not self.unseen:
-            return ""
-        kinds = Counter(kind for _, kind in self.unseen)
-        said = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
-        return (
-            f"{self.model or 'the model'} has attention that does not go through Transformers' AttentionInterface and "
-            f"was not seen: {said}. seen.unseen has the paths."
-        )
 
     def __repr__(self) -> str:
         lines = [f"Seen({len(self.requests)} requests)" if self.requests else "Seen(nothing yet)"]

@@ -1,13 +1,60 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Unpack
 
+import numpy as np
+
+from clearhead.core.observations import check_asked
+from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
+from clearhead.errors import RuleError, shown
 from clearhead.loading import load
+from clearhead.watching.pieces import check_tokenizer
+from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
+
+
+class Wish(NamedTuple):
+    """What `ch.watch` was asked for, as it says it; statistics with the log-sum-exp."""
+
+    statistics: dict[str, Any]
+    layers: list[int | str] | None
+    heads: list[int] | None
+    keep: bool
+    values: bool
+    causes: bool
+    tokenizer: Any = None
+
+
+def _wish(statistics: dict[str, Any], layers: Any, heads: Any, *, keep: bool, values: bool, causes: bool) -> Wish:
+    """The arguments of `ch.watch`, checked."""
+    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
+    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
+    some = None if layers is None else read_members("layers", layers, *LAYERS)
+    chosen = None if heads is None else read_heads("heads", heads)
+    return Wish(asked, some, chosen, keep, values or causes, causes)
+
+
+def room_of(model: Any, tokenizer: Any) -> tuple[str, Any, Any]:
+    """The room that watches and changes a model, `hf` or `models`, what it takes of the model, and the tokenizer."""
+    check_tokenizer(tokenizer)
+    if not hasattr(model, "differentiated"):  # it is no LanguageModel
+        return "hf", model, tokenizer
+    if hasattr(model, "decoder"):
+        return "models", model, tokenizer
+    decode = partial(model.tokenizer.encoder.decode, skip_special_tokens=False)
+    return "hf", model.inner, SimpleNamespace(decode=decode) if tokenizer is None else tokenizer
 
 
 @explained(Watched.__annotations__)
@@ -23,10 +70,11 @@ def watch(
     tokenizer: Any = None,
     **statistics: Unpack[Watched],
 ) -> Iterator[Seen]:
-    """Observe every attention of a Transformers model while it runs inside the block; then it is as it was before.
+    """Observe every attention of a model while it runs inside the block; then it is as it was before.
 
     model      any Transformers model whose attention goes through its AttentionInterface, or a module that holds one;
-               any float dtype, CPU or GPU
+               any float dtype, CPU or GPU. Or a model of `ch.load_model`: a decoder in NumPy runs by `model.run(text)`
+               once in the block, and has no causes; of one that runs in Transformers, `model.inner` is watched
     statistics as in `AttentionMatrix.observe`; logsumexp always is observed:
 
         STATISTICS
@@ -37,8 +85,9 @@ def watch(
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
-               `seen.cut_effects(layer)`, `seen.strongest(20)`, `seen.spans("words")` and others
-    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
+               `seen.cut_effects(layer)`, `seen.strongest(20)` and others
+    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). None: of a model of
+               `ch.load_model` its own
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
     …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
@@ -71,8 +120,16 @@ def watch(
     >>> seen.tokens, round(float(seen[0].received.sum()))
     ([[1, 2, 3, 4]], 8)
     """
-    options = {"keep": keep, "values": values, "causes": causes, "tokenizer": tokenizer}
-    with load("hf.watching").watched(model, {**statistics}, layers, heads, **options) as seen:
+    room, inner, reader = room_of(model, tokenizer)
+    watched = load("hf.watching" if room == "hf" else "models.blocks").watched
+    wish = _wish({**statistics}, layers, heads, keep=keep, values=values, causes=causes)
+    with watched(inner, wish._replace(tokenizer=reader)) as seen:
         yield seen
     if seen.unseen:
-        warnings.warn(seen.unseen_sentence(), stacklevel=3)
+        kinds = Counter(kind for _, kind in seen.unseen)
+        said = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
+        warnings.warn(
+            f"{seen.model} has attention that does not go through Transformers' AttentionInterface and was not seen: "
+            f"{said}. seen.unseen has the paths.",
+            stacklevel=3,
+        )

@@ -1,0 +1,129 @@
+"""`ch.watch` and `ch.change` of models of `ch.load_model`, beside the same weights in Transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import RuleError, SelectionError
+from clearhead.models.model import Model
+from small_models import save
+from watched import assert_same_runs, build, run_watched
+
+WORDS = ["mary", "had", "a", "little", "lamb", "its", "fleece", "was", "white", "as", "snow"]
+TEXT = "mary had a little lamb its fleece was white"
+FAMILIES = ["gpt2", "llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3"]
+EDITS = {
+    "cut": [ch.cut(queries="was", keys=["had", "little"], layers=[0])],
+    "to the first": [ch.cut(queries=[4, 5], keys=2, rest="first")],
+    "boost": [ch.boost(keys="lamb", by=2, heads={-1: [1]})],
+    "tempered": [ch.tempered(1.5)],
+    "off": [ch.off(heads={0: [0], 1: [2]}), ch.off(heads={1: [1]}, to="mean")],
+    "scaled": [ch.scaled(0.5, heads=[3])],
+}
+
+
+def pair(tmp_path: Path, family: str) -> tuple[Any, Any, torch.Tensor]:
+    """A decoder in NumPy, the same weights in Transformers, and the ids of the text."""
+    inner = build(family)
+    model = ch.load_model(save(tmp_path / family, inner, WORDS))
+    assert isinstance(model, Model)
+    return model, inner, torch.tensor([[token.id for token in model.tokenizer.tokens(TEXT)]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_is_seen_as_the_same_model_in_transformers(tmp_path: Path, family: str):
+    model, inner, ids = pair(tmp_path, family)
+    asked: Any = {"received": True, "entropy": True, "values": True, "heads": [1, 3]}
+    with ch.watch(model, **asked) as seen:
+        run = model.run(TEXT)
+    out, other = run_watched(inner, {"input_ids": ids}, **asked)
+    np.testing.assert_allclose(run.logits, out.logits[0], atol=1e-4)
+    assert_same_runs(seen, other, "received", "entropy")
+    assert seen.tokens == [[token.text for token in model.tokenizer.tokens(TEXT)]]
+    assert [len(seen.layer(name).v[0]) for name in seen.layers] == [len(other.layer(name).v[0]) for name in seen.layers]
+    assert [line[:2] for line in seen.summary()] == [line[:2] for line in other.summary()]
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_a_decoder_is_changed_as_the_same_model_in_transformers(tmp_path: Path, family: str, name: str):
+    model, inner, ids = pair(tmp_path, family)
+    plain = model.run(TEXT).logits[:]
+    with ch.change(model, EDITS[name]), ch.watch(model) as seen:
+        run = model.run(TEXT)
+    with ch.change(inner, EDITS[name], tokenizer=Spaced(model)):
+        out, other = run_watched(inner, {"input_ids": ids})
+    np.testing.assert_allclose(run.logits, out.logits[0], atol=1e-4)
+    assert_same_runs(seen, other)
+    assert np.abs(run.logits[:] - plain).max() > 1e-3
+    np.testing.assert_array_equal(model.run(TEXT).logits[:], plain)  # it is as it was
+
+
+class Spaced:
+    """A tokenizer whose words have spaces between them."""
+
+    def __init__(self, model: Model) -> None:
+        self.decode = model.tokenizer.decoded
+
+
+@pytest.mark.parametrize("edit", [ch.like, ch.values_like])
+def test_another_run_of_a_decoder_is_put_in(tmp_path: Path, edit: Any):
+    model, inner, ids = pair(tmp_path, "llama")
+    other = ids.flip(1)
+    with ch.watch(model, values=True) as clean:
+        model.run(other[0].tolist())
+    _, known = run_watched(inner, {"input_ids": other}, values=True)
+    with ch.change(model, edit(clean, heads={1: [0, 2]})), ch.watch(model) as seen:
+        run = model.run(TEXT)
+    with ch.change(inner, edit(known, heads={1: [0, 2]})):
+        out, there = run_watched(inner, {"input_ids": ids})
+    np.testing.assert_allclose(run.logits, out.logits[0], atol=1e-4)
+    assert_same_runs(seen, there)
+
+
+def test_a_loaded_model_of_transformers_is_its_inner_model(tmp_path: Path):
+    inner = build("bert")
+    model = ch.load_model(save(tmp_path / "bert", inner, WORDS))
+    ids = torch.tensor([[token.id for token in model.tokenizer.tokens(TEXT)]])
+    with torch.no_grad(), ch.watch(model) as seen:
+        model.inner(ids)
+    assert seen.tokens == [TEXT.split()]
+    with torch.no_grad(), ch.watch(model) as cut, ch.change(model, ch.cut(queries="was", keys="had")):
+        model.inner(ids)
+    assert not cut.matrix(0)[0, :, 7, 1].any()
+    assert_same_runs(seen, run_watched(inner, {"input_ids": ids})[1])
+    with ch.change(model, ch.scaled(0.5, layers=[0])):
+        changed = model.run(TEXT)
+    assert np.abs(changed.layers[1].q - model.run(TEXT).layers[1].q).max() > 1e-3
+
+
+def test_what_a_decoder_cannot_do_in_a_block_is_refused(tmp_path: Path):
+    model, _, _ = pair(tmp_path, "llama")
+    two = pytest.raises(RuleError, match=r"a second text is run: a block of ch\.watch holds one")
+    with two, ch.watch(model):
+        model.run(TEXT), model.run(TEXT)
+    for wrong, what in (({"layers": [7]}, "no 7 in"), ({"heads": [9]}, "no head 9 in .*: it has 4")):
+        with pytest.raises(SelectionError, match=what), ch.watch(model, **wrong):  # type: ignore[arg-type]
+            pass
+    with pytest.raises(RuleError, match=r"without PyTorch.\n\nhint: ch.explain"), ch.watch(model, causes=True):
+        pass
+    cut = ch.cut(queries=3, keys=0)
+    with (
+        pytest.raises(RuleError, match=r"nothing else.\n\nhint: ch.explain\(text, model, edits"),
+        ch.change(model, cut),
+    ):
+        model.generate([2, 3], 4)
+    with pytest.raises(RuleError, match=r"never acted: .* did not run inside the block"), ch.change(model, cut):
+        pass
+    with (
+        pytest.raises(RuleError, match="none of its queries came with a key"),
+        ch.change(model, ch.cut(queries=0, keys=3)),
+    ):
+        model.run(TEXT)
+    with pytest.raises(SelectionError, match="there is no head 4 in"), ch.change(model, ch.off(heads=[4])):
+        pass
+    assert model.generate([2, 3], 2) == model.generate([2, 3], 2)
