@@ -3,7 +3,6 @@
 #pragma once
 
 #include "operand.hpp"
-#include "tile_sums.hpp"
 #include "weight_tiles.hpp"
 
 namespace clearhead {

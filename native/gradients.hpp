@@ -11,9 +11,8 @@
 #pragma once
 
 #include "operand.hpp"
-#include "rules.hpp"
 #include "threads.hpp"
-#include "tile_sums.hpp"
+#include "weight_tiles.hpp"
 
 namespace clearhead {
 namespace {

@@ -2,8 +2,8 @@
 // its name CLEARHEAD_LEVEL, and the part's file CLEARHEAD_PART: received (the passes over queries), gradients (the
 // backward pass) or effects (the passes that compute the weights again).
 //
-// Read in this order: simd, exponential, amx, tiles, packing, rules, top, softmax_state, key_blocks, rows,
-// row_results, received, weight_tiles, tile_sums, operand, columns, gradients, others, strongest, effects.
+// Read in this order: simd, amx, tiles, packing, rules, top, softmax_state, key_blocks, rows,
+// row_results, received, weight_tiles, operand, columns, gradients, others, strongest, effects.
 #define CLEARHEAD_TEXT_(a) #a
 #define CLEARHEAD_TEXT(a) CLEARHEAD_TEXT_(a)
 #include CLEARHEAD_TEXT(CLEARHEAD_PART.hpp)
