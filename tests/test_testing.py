@@ -192,6 +192,10 @@ def test_the_librarys_own_attention_passes_under_all_rules(dtype: str):
     assert_attention(ch.attention, optional=list(RULES), dtypes=[dtype], **SMALL)
 
 
+def test_a_number_below_the_smallest_of_float16_may_be_zero():
+    assert_attention(ch.attention, optional=list(RULES), dtypes=["float16"], **{**SMALL, "examples": [1960087894]})
+
+
 @pytest.mark.parametrize(
     ("does", "kind", "mask"),
     [

@@ -80,7 +80,7 @@ def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = N
     logits = scale * definition.product(abs(q), abs(k).swapaxes(-1, -2)) + abs(book.biased - book.capped)
     logits = unit * np.where(book.hidden(), 0.0, logits)
     sums = np.nan_to_num(abs(book.logsumexp), posinf=0.0)[..., None] * max(eps(statistics_dtype(dtype)), unit / 256)
-    tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # a smaller weight may be 0
+    tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # a smaller weight, or result, may be 0
     weights = tiny + a * (unit + logits + (a * logits).sum(axis=-1, keepdims=True) + sums)
     results = [("output", book.output, definition.product(weights, abs(v)))]
 
@@ -99,7 +99,8 @@ def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = N
             ("dk", by_keys(by_scores, q), by_keys(moved, abs(q))),
             ("dv", by_keys(a, g), by_keys(weights, abs(g))),
         ]
-    return np.asarray(dense(stated).any(axis=-1, keepdims=True)), [Truth(*result, dtype) for result in results]
+    made = [Truth(name, right, rounding + tiny, dtype) for name, right, rounding in results]
+    return np.asarray(dense(stated).any(axis=-1, keepdims=True)), made
 
 
 class Failure(NamedTuple):
