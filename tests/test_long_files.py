@@ -301,15 +301,6 @@ def test_the_command_line_writes_the_page_of_a_file(tmp_path, capsys):
     assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[3], [2]]
     assert [x[0] for x in header["facts"]["next"]] == [x.text for x in ch.explain("humpty dumpty sat on a wall").next]
     assert all(said in str(header) for said in ("model rhymes: 2 layers", "最可能的下一个词元"))
-    for wrong, words in (
-        (["--file", str(tmp_path / "none.txt")], "does not exist"),
-        (["text", "--file", str(tmp_path / "book.txt")], "one of them"),
-        ([], "one of them"),
-        (["text", "--exact", "1.2"], "for the page of a long text"),
-        (["--file", str(tmp_path / "book.txt"), "--html", str(place), "--exact", "x"], "expected layer.head"),
-    ):
-        assert main(["explain", *wrong]) == 2
-        assert words in capsys.readouterr().err
     (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
     assert main(["explain", "--file", str(tmp_path / "bytes.txt")]) == 2
     assert "byte 2 is 0xff" in capsys.readouterr().err

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
