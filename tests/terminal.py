@@ -19,17 +19,15 @@ class Done(NamedTuple):
     stderr: str
 
 
-def call(
-    *arguments: object, encoding: str = "utf-8", typed: bytes = b"", environment: Mapping[str, str] | None = None
-) -> Done:
-    """Run one command at 80 columns; `typed` is its standard input."""
+def call(*arguments: object, encoding: str = "utf-8", environment: Mapping[str, str] | None = None) -> Done:
+    """Run one command at 80 columns, with nothing on standard input."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM"):
             patch.delenv(name, raising=False)
         for name, value in {"COLUMNS": "80", **(environment or {})}.items():
             patch.setenv(name, value)
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        patch.setattr(sys, "stdin", io.StringIO())
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         try:

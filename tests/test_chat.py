@@ -102,22 +102,3 @@ def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
     assert 1 <= len(data["answer"].split()) <= 3
     words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words", "--memory", "0.5")
     assert words.stdout.startswith("jack and jill went up the → hill to fetch  ")
-
-
-@pytest.mark.usefixtures("by_default")
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["mary", "--chat", "had"], "TEXT and --chat are given together"),
-        (["mary", "--system", "had"], "--system is for --chat"),
-        (["mary", "--memory", "much"], "expected a number of gigabytes"),
-        (["mary had a", "--why", "--parts", "chapters"], "invalid choice"),
-        (["mary had a", "--why", "--answer", "lamb"], "--why lamb and --answer"),
-    ],
-)
-def test_what_does_not_fit_is_named(options, said):
-    if "--answer" in options:
-        options = [*options[:1], "--why", "lamb", *options[2:]]
-    done = call("explain", *options)
-    assert done.returncode == 2
-    assert said in done.stderr

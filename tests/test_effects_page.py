@@ -182,6 +182,39 @@ def pages(tmp_path_factory):
     return {name: folder / f"{name}.html" for name in ("few", "many")}
 
 
+def assert_panel_scrolls(page):
+    """The panel of heads scrolls to the chosen one."""
+    start = page.evaluate("scrollY")
+    page.locator(".heads [aria-pressed=true]").focus()
+    for _ in range(12):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#head').textContent.startsWith('Layer 11,')")
+    for layer in (11, 10, 9, 8, 7, 6):
+        until(page, f"document.querySelector('#head').textContent.startsWith('Layer {layer},')")
+        until(page, SETTLED)
+        boxes = page.evaluate(BOXES)
+        panel, chosen = boxes[".heads"], boxes[".heads [aria-pressed=true]"]
+        assert panel[1] <= chosen[1] < chosen[3] <= panel[3]
+        assert page.evaluate("scrollY") == start
+        page.keyboard.press("{")
+
+
+def assert_labels(page):
+    """The labels below the heads are their captions in short."""
+    heads = page.locator(".heads .head")
+    for place in range(heads.count()):
+        kind, *share = heads.nth(place).locator("small").get_attribute("data-label").split()
+        said = heads.nth(place).get_attribute("title")
+        assert f": {'previous-token' if kind == 'prev.' else kind}" in said
+        assert not share or share[0] in said
+    heads.nth(3).hover()
+    assert page.locator(".caption").text_content() == heads.nth(3).get_attribute("title")
+    page.mouse.move(2, 2)
+    chosen = page.locator(".heads [aria-pressed=true]").get_attribute("title")
+    assert page.locator(".caption").text_content() == chosen
+
+
 @pytest.mark.parametrize("name", ["few", "many"])
 @pytest.mark.parametrize("width", [pytest.param(1100, marks=pytest.mark.gate), 1280])
 def test_text_heads_map_and_readout_share_the_first_screen(running, pages, name, width):
@@ -196,41 +229,8 @@ def test_text_heads_map_and_readout_share_the_first_screen(running, pages, name,
         assert boxes[".map-of"][1] <= 500
         assert boxes["#readout"][0] >= boxes[".map-of"][2]  # beside the map
         assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-def test_the_panel_of_heads_scrolls_to_the_chosen_one(running, pages):
-    with opened(running, pages["many"], 1280, 800, wait=".map-of") as page:
-        until(page, SETTLED)
-        start = page.evaluate("scrollY")
-        page.locator(".heads [aria-pressed=true]").focus()
-        for _ in range(12):
-            page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-        until(page, "document.querySelector('#head').textContent.startsWith('Layer 11,')")
-        for layer in (11, 10, 9, 8, 7, 6):
-            until(page, f"document.querySelector('#head').textContent.startsWith('Layer {layer},')")
-            until(page, SETTLED)
-            boxes = page.evaluate(BOXES)
-            panel, chosen = boxes[".heads"], boxes[".heads [aria-pressed=true]"]
-            assert panel[1] <= chosen[1] < chosen[3] <= panel[3]
-            assert page.evaluate("scrollY") == start
-            page.keyboard.press("{")
-
-
-def test_labels_below_the_heads_are_their_captions_in_short(running, pages):
-    with opened(running, pages["few"], 1280, 800, wait=".map-of") as page:
-        until(page, SETTLED)
-        heads = page.locator(".heads .head")
-        for place in range(heads.count()):
-            kind, *share = heads.nth(place).locator("small").get_attribute("data-label").split()
-            said = heads.nth(place).get_attribute("title")
-            assert f": {'previous-token' if kind == 'prev.' else kind}" in said
-            assert not share or share[0] in said
-        heads.nth(3).hover()
-        assert page.locator(".caption").text_content() == heads.nth(3).get_attribute("title")
-        page.mouse.move(2, 2)
-        chosen = page.locator(".heads [aria-pressed=true]").get_attribute("title")
-        assert page.locator(".caption").text_content() == chosen
+        if width == 1280:
+            (assert_panel_scrolls if name == "many" else assert_labels)(page)
 
 
 def test_a_long_text_opens_where_the_chosen_token_stands(running):

@@ -9,7 +9,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.changing.edits_text import edits_from_options
-from clearhead.errors import DtypeError, RuleError, SelectionError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from dense_gpt2 import WORDS, dense, softmax
@@ -173,8 +173,6 @@ def test_an_option_is_an_edit(kind, text, edit):
     [
         (ch.off(heads=[1], to="mean"), RuleError, "explain shows cut, boost, tempered"),
         ([], RuleError, "edits is empty"),
-        ("cut", DtypeError, "expected an edit"),
-        (ch.cut(keys=[True, False]), SelectionError, "2 entries, and the text has 4 tokens"),
         (ch.cut(keys="mary", layers=["x"]), SelectionError, "there is no layer 'x'"),
         (ch.boost(queries="mary", keys="had", by=1), SelectionError, "do not see these keys"),
     ],

@@ -23,7 +23,18 @@ def seen():
 
 
 def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
+    texts = """[...document.querySelectorAll(".map .picks label")].map((label) => {
+        const range = document.createRange();
+        range.selectNode([...label.childNodes].find((node) => node.nodeType === Node.TEXT_NODE));
+        return range.getBoundingClientRect().bottom;
+    })"""
     with opened(running, seen.to_html()) as page:
+        bottoms = page.evaluate(texts)
+        assert len(bottoms) == 4
+        assert max(bottoms) - min(bottoms) < 1
+        shown = page.locator(".next-of > ol.next li").all_text_contents()
+        for text, each in zip(shown, seen.moved.next[:8], strict=True):
+            assert text == f"{spelled(each.text)}{percent(each.after)}without the edits {percent(each.before)}"
         switch = page.get_by_role("switch", name="with the edits")
         assert switch.is_checked()
         assert_page(page, seen, seen)
@@ -31,6 +42,7 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
         switch.click()
         assert not page.locator("#pick-edited").is_checked()
         assert page.evaluate("document.activeElement.id") == "pick-edited"
+        until(page, f"document.querySelectorAll('.next-of > ol.next li').length === {len(seen.before.next)}")
         assert_page(page, seen.before, seen)
         assert "multiplies" not in page.locator("#step-heads").text_content()
         page.keyboard.press("e")
@@ -43,34 +55,12 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, seen):
         assert not page.locator("#pick-edited").is_checked()
         page.locator("#language").click()
         assert page.get_by_role("switch", name="应用改动").count() == 1
-
-
-def test_it_lists_next_tokens_that_moved_with_the_edits_only(running, seen):
-    with opened(running, seen.to_html()) as page:
-        shown = page.locator(".next-of > ol.next li").all_text_contents()
-        for text, each in zip(shown, seen.moved.next[:8], strict=True):
-            assert text == f"{spelled(each.text)}{percent(each.after)}without the edits {percent(each.before)}"
-        page.get_by_role("switch", name="with the edits").click()
-        until(page, f"document.querySelectorAll('.next-of > ol.next li').length === {len(seen.before.next)}")
-
-
-def test_the_labels_of_switch_and_choices_stand_on_one_line(running, seen):
-    texts = """[...document.querySelectorAll(".map .picks label")].map((label) => {
-        const range = document.createRange();
-        range.selectNode([...label.childNodes].find((node) => node.nodeType === Node.TEXT_NODE));
-        return range.getBoundingClientRect().bottom;
-    })"""
-    with opened(running, seen.to_html()) as page:
-        bottoms = page.evaluate(texts)
-        assert len(bottoms) == 4
-        assert max(bottoms) - min(bottoms) < 1
-
-
-def test_paper_shows_no_controls(running, seen):
-    with opened(running, seen.to_html()) as page:
         page.emulate_media(media="print")
         for control in (".bar button", ".keys", ".picks", "details.numbers"):
             assert not page.locator(control).first.is_visible(), control
+    with opened(running, steps_of_text(TEXT, gpt2.load()).to_html()) as page:
+        assert page.locator("#pick-edited").count() == 0
+        page.keyboard.press("e")
 
 
 def assert_page(page, run, seen):
@@ -90,12 +80,6 @@ def assert_page(page, run, seen):
     for line in page.locator("#step-checked .checks li").all_text_contents()[1:]:
         number = float(re.sub(r"[^\d.e-]+$", "", line.split()[-1].replace("−", "-")))
         assert number < 1e-4, line
-
-
-def test_a_page_without_edits_has_no_switch(running):
-    with opened(running, steps_of_text(TEXT, gpt2.load()).to_html()) as page:
-        assert page.locator("#pick-edited").count() == 0
-        page.keyboard.press("e")
 
 
 def test_arrays_that_both_runs_share_are_stored_once(seen):

@@ -207,13 +207,9 @@ UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tikto
             "llama",
             configured(num_hidden_layers=10**6),
         ),
-        (r"a model of [\d,]+ parameters, but the weights have [\d,]+ bytes", "llama", configured(hidden_size=10**6)),
-        (r"config\.json makes a model of [\d,]+ parameters", "llama", configured(vocab_size=10**9)),
         (r"lack model\.layers\.2\.input_layernorm\.weight and \d+ more", "llama", configured(num_hidden_layers=3)),
         (UNREAD, "llama", without_tokens),
         (UNREAD, "llama", configured(hidden_size=48)),
-        (UNREAD, "llama", configured(num_attention_heads="x")),
-        (UNREAD, "llama", configured(num_attention_heads=0)),
     ],
 )
 def test_what_cannot_run_and_what_is_damaged_is_refused(
@@ -272,14 +268,10 @@ def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pyte
     with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE does not allow downloading it"):
         hub.load("owner/no-such-model")
     assert waited == [2.0]
-    for name in ("two words", "ends-.", "a--b"):
-        with pytest.raises(ch.errors.FileError, match="no model can have that name"):
-            hub.load(name)
-    for name in ("", "  "):
-        with pytest.raises(ch.errors.FileError, match="the model's name is empty"):
-            ch.load_model(name)
-    with pytest.raises(SystemExit, match="2"):
-        main(["explain", "a", "--model", ""])
+    with pytest.raises(ch.errors.FileError, match="no model can have that name"):
+        hub.load("two words")
+    with pytest.raises(ch.errors.FileError, match="the model's name is empty"):
+        ch.load_model("")
 
 
 def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch):

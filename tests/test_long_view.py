@@ -96,9 +96,18 @@ def words_of(weights):
     return np.array([[weights[a:b, c:d].sum() / (b - a) for c, d in zip(STARTS, ends)] for a, b in zip(STARTS, ends)])  # noqa: B905
 
 
-def test_arrow_keys_move_and_the_numbers_are_those_of_the_matrix(running, written, small):
+def test_pointer_and_arrow_keys_move_and_the_numbers_are_those_of_the_matrix(running, written, small):
     with mapped(running, written, place="#at=0.0.0") as page:
         assert page.locator(".heads .head").count() == 2 * H
+        box = page.locator(".map-of canvas").bounding_box()
+        page.mouse.move(box["x"] + 130, box["y"] + 400)
+        page.wait_for_timeout(200)
+        i, j = map(int, state(page)["cell"].split("."))
+        assert value_of(page.locator("#readout").text_content()) == pytest.approx(small[0][0, 0, i, j], rel=2e-3)
+        page.mouse.click(box["x"] + 130, box["y"] + 400)
+        page.mouse.move(box["x"] + 300, box["y"] + 300)
+        page.wait_for_timeout(200)
+        assert state(page)["cell"] == f"{i}.{j}"
         page.locator(".map-of").focus()
         layer, head = 0, 0
         for keys in (["ArrowUp"], ["ArrowLeft", "ArrowLeft"], ["]"], ["}"], ["Shift+ArrowUp"], ["["], ["Enter"]):
@@ -120,19 +129,6 @@ def test_arrow_keys_move_and_the_numbers_are_those_of_the_matrix(running, writte
         until(page, f"document.querySelector('#readout').textContent.startsWith('query {TOKENS.index(' rained')} ')")
         assert "1 of 1" in page.locator(".text").text_content()
         until(page, "document.querySelector('.live').textContent.startsWith('query')")
-
-
-def test_pointing_shows_a_weight_and_a_click_pins_it(running, written, small):
-    with mapped(running, written, place="#at=0.0.0") as page:
-        box = page.locator(".map-of canvas").bounding_box()
-        page.mouse.move(box["x"] + 130, box["y"] + 400)
-        page.wait_for_timeout(200)
-        i, j = map(int, state(page)["cell"].split("."))
-        assert value_of(page.locator("#readout").text_content()) == pytest.approx(small[0][0, 0, i, j], rel=2e-3)
-        page.mouse.click(box["x"] + 130, box["y"] + 400)
-        page.mouse.move(box["x"] + 300, box["y"] + 300)
-        page.wait_for_timeout(200)
-        assert state(page)["cell"] == f"{i}.{j}"
 
 
 def test_tables_lists_and_words_show_the_same_numbers(running, written, small):
@@ -159,11 +155,10 @@ def test_tables_lists_and_words_show_the_same_numbers(running, written, small):
         choose(page, "#other", "0 1 2")
         i, j = map(int, state(page)["cell"].split("."))
         assert difference_of(page) == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
-
-
-def test_whole_words_are_listed_shaded_and_searchable(running, written, small):
-    weights = words_of(small[0][0, 2].astype(np.float64))
-    with mapped(running, written, place="#at=0.0.2&cell=20.4&show=most.sqrt.0.1") as page:
+        page.evaluate("location.hash = '#at=0.0.2&cell=20.4&show=most.sqrt.0.1'")
+        page.reload()
+        ready(page)
+        weights = words_of(weights)
         i, j = unit_of(20), unit_of(4)
         for role, line in (("query", weights[i]), ("key", weights[:, j])):
             best = np.argsort(-line, kind="stable")[:10]
@@ -183,7 +178,7 @@ def test_whole_words_are_listed_shaded_and_searchable(running, written, small):
         until(page, f"document.querySelector('.text').textContent.includes(' of {result}')")
 
 
-def test_tokens_take_the_focus_and_shortcuts_go_on_working(running, written):
+def test_tokens_take_the_focus_and_a_link_opens_the_cell_it_names(running, written):
     with mapped(running, written, place="#at=0.0.0&cell=20.4") as page:
         assert page.locator('.token[tabindex="0"]').count() == 1
         page.locator('.token[tabindex="0"]').focus()
@@ -198,6 +193,16 @@ def test_tokens_take_the_focus_and_shortcuts_go_on_working(running, written):
         page.locator("#scale").focus()
         page.keyboard.press("]")
         until(page, "location.hash.includes('at=0.0.1')")
+        page.evaluate("location.hash = '#at=0.1.3&cell=9.2&by=sink&show=mean.log.1.0'")
+        page.reload()
+        ready(page)
+        result = state(page)
+        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "mean.log.1.0.weights"}
+        assert {name: result[name] for name in named} == named
+        assert page.locator("#scale").input_value() == "log"
+        assert page.is_checked("#aside")
+        page.locator(".heads .head").first.click()
+        until(page, "location.hash.includes('at=0.0.0')")
 
 
 def test_the_legend_says_where_the_colour_scale_ends(running, written, small, tmp_path):
@@ -323,18 +328,6 @@ def test_only_heads_shown_by_the_same_method_are_subtracted(running, small):
         page.locator(".heads .head").nth(H).click()
         until(page, "document.querySelector('.here').textContent.includes('stored as an image')")
         assert page.evaluate(choices) == ["", *(f"0 1 {head}" for head in range(H))]
-
-
-def test_a_link_opens_the_cell_it_names(running, written):
-    place = "#at=0.1.3&cell=9.2&by=sink&show=mean.log.1.0"
-    with mapped(running, written, place=place) as page:
-        result = state(page)
-        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "mean.log.1.0.weights"}
-        assert {name: result[name] for name in named} == named
-        assert page.locator("#scale").input_value() == "log"
-        assert page.is_checked("#aside")
-        page.locator(".heads .head").first.click()
-        until(page, "location.hash.includes('at=0.0.0')")
 
 
 def test_a_head_without_exact_weights_shows_its_picture(running, small):

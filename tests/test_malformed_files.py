@@ -10,6 +10,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from clearhead.explaining.steps import steps_of_text
 from clearhead.models.finding import load_model as find
 from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
+from clearhead.watching import saved
+from clearhead.watching.layer import Layer
 from diagnosing import EXAMPLE
 from terminal import call
 from test_saving import somebody_else
@@ -48,22 +51,19 @@ def case(**values: object) -> str:
     ("text", "words"),
     [
         (case(q=DEEP), "more than 64 levels deep"),
-        (case(q="[" * 70 + "1" + "]" * 70), "more than 64 levels deep"),
         (case(q=f"[[{'9' * 400}, 1], [1, 2]]"), "q holds a number that is too large for float64"),
-        (case(q="[[1e400, 1], [1, 2]]"), "q holds a number that is too large for float64"),
         (case(q=f"[[1e{'9' * 30}, 1], [1, 2]]"), "exponent of a number is out of range"),
         (case(q=f"[[{'9' * 5000}, 1], [1, 2]]"), "is not valid JSON"),
         (case()[:-1] + ', "q": [[1, 2], [3, 4]]}', "gives 'q' twice"),
         (case(window='["a", 1]'), "window is"),
         (case(window="[2.5, 0]"), "window is (2.5, 0)"),
         (case(scale="{}"), "scale is {}"),
-        (case(scale="9" * 400), "scale is too large for a float"),
         (case(num_heads="2"), "num_heads"),
         ("", "is not valid JSON"),
         ("null", "expected a JSON object"),
         *((data, "is not UTF-8 text") for data in (b"\xff\xfe{}", b"\x80", b'{"q": "\xe4"}')),
     ],
-    ids=range(17),
+    ids=range(14),
 )
 def test_json_with_false_claims_is_refused(tmp_path: Path, text: str | bytes, words: str):
     place = tmp_path / "case.json"
@@ -107,9 +107,7 @@ def packed(place: Path, **entries: bytes) -> Path:
     ("data", "words"),
     [
         (header((10**6, 10**6)) + bytes(80), "claims shape (1000000, 1000000) of float64, but has 80 bytes"),
-        (header((2**70,)), "claims shape"),
         (header((-4, -4)) + bytes(128), "claims shape (-4, -4)"),
-        (header((10**18,), "<U0"), "claims shape"),
         (header((3,)) + bytes(23), "but has 23 bytes"),
         (header((1,), "|O") + b"cos\nsystem\n", "pickled Python objects"),
         (header((2, 2), "|V4") + bytes(16), "holds |V4: expected numbers"),
@@ -118,7 +116,7 @@ def packed(place: Path, **entries: bytes) -> Path:
         (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 0x75 + b"\n", "not a readable .npz file"),
         (b"hello", "is no array"),
     ],
-    ids=range(11),
+    ids=range(9),
 )
 def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: str):
     place = packed(tmp_path / "case.npz", q=data, k=header((2, 2)) + bytes(32), v=header((2, 2)) + bytes(32))
@@ -225,8 +223,6 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
         (tensors(lambda h: h["q"].update(shape=[10**6, 10**6])), "which F64 of shape [1000000, 1000000] has not"),
         (tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])), "`q` has 1152921504606846976 bytes"),
         (tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])), "overlap"),
-        (tensors(lambda h: h["q"].update(data_offsets=[-32, 0])), "`q` has no dtype, shape and data_offsets"),
-        (tensors(lambda h: h["q"].update(shape=[1] * 70 + [4])), "has not"),
         (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not text"),
         (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
         (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
@@ -234,9 +230,8 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
         (tensors(lambda h: b"[]"), "holds a list"),
         (tensors(lambda h: b"\xff"), "not UTF-8"),
         (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
-        (b"", "its header is longer than the file"),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes, words: str):
     place = tmp_path / "case.safetensors"
@@ -319,15 +314,39 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
         steps_of_text("humpty dumpty", load(place))
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(3_000, marks=pytest.mark.long)])
-def test_damaged_files_give_a_result_or_a_library_error(count: int):
-    seed = int(seeds.fresh().integers(2**31))
-    command = [sys.executable, "-m", "tests.damaged_files", str(seed), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
-    lines = done.stdout.splitlines()
-    again = f"python -m tests.damaged_files {seed} {count} NUMBER"
-    assert done.returncode == 0, "\n".join([f"{done.returncode}; {again} replays it", *lines[-40:], done.stderr])
-    assert len(lines) == 2 * count
+def originals(place: Path) -> list[tuple[Path, Callable[[Path], Any]]]:
+    """One whole file of each kind, with its reader."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 8)).round(3)
+    arrays = {"q": q, "k": k, "v": v, "theirs": q @ k.swapaxes(-1, -2)}
+    rules = {"causal": True, "window": [2, 0], "scale": 0.5, "sinks": [0.1, 0.2], "stage": "scores"}
+    (place / "case.json").write_text(json.dumps({n: x.tolist() for n, x in arrays.items()} | rules))
+    np.savez_compressed(place / "case.npz", **arrays, stage="scores")
+    save_file(arrays, place / "case.safetensors", metadata={"causal": "true", "stage": "scores", "window": "[2, 0]"})
+    seen = ch.AttentionMatrix(q[None], k[None], causal=True).observe(logsumexp=True, entropy=True, top=2)
+    layer = Layer("0", "h.0", (0, 1), seen, {"causal": True}, q[None], k[None])
+    saved.write(place / "seen.safetensors", [layer], {"model": "m", "tokens": [list("abcd")], "source_tokens": []})
+    readers = {"seen.safetensors": ch.load}
+    return [(path, readers.get(path.name, diagnose_file)) for path in sorted(place.iterdir())]
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.long)])
+def test_damaged_files_give_a_result_or_a_library_error(tmp_path: Path, count: int):
+    """Bytes changed, cut off, added and doubled, mostly near the start, where headers are."""
+    rng, damaged = seeds.fresh(), tmp_path / "damaged"
+    (tmp_path / "whole").mkdir()
+    damaged.mkdir()
+    for path, reader in originals(tmp_path / "whole"):
+        reader(path)  # undamaged it is right
+        whole = path.read_bytes()
+        for _ in range(count):
+            data = bytearray(whole)
+            for _ in range(rng.integers(1, 5)):
+                at, size = int(len(data) * rng.random() ** 2), int(rng.integers(1, 9))
+                new = (rng.bytes(size), b"\xff" * size, b"9" * size, b"", bytes(data[at : at + 8 * size]) * 2)
+                data[at : at + size * rng.integers(0, 2)] = new[rng.integers(len(new))]
+            (damaged / path.name).write_bytes(data[: None if rng.integers(4) else int(rng.integers(len(data) + 1))])
+            with suppress(ClearheadError):
+                reader(damaged / path.name)
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e308"])

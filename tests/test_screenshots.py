@@ -138,20 +138,6 @@ def test_looks_as_it_did(running, pages, tmp_path, name):
         )
 
 
-BROKEN = {
-    "a colour of the scale": """document.documentElement.style.setProperty('--weights-3', '#0a0');
-        for (let turn = 0; turn < 3; turn++) document.querySelector('#theme').click()""",
-    "a figure": "document.querySelector('.map-of canvas').style.visibility = 'hidden'",
-    "the columns": "document.querySelector('.here').style.display = 'block'",
-}
-
-
-@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
-def test_sees_what_is_broken(running, pages, change):
-    for name in ("explain-light", "map-dark"):
-        assert farthest(taken(running, pages, name, f"() => {{ {change} }}"), kept(name)) > FAR
-
-
 def renew():
     """Take all pictures anew."""
     KEPT.mkdir(exist_ok=True)

@@ -107,8 +107,6 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
         (lambda x: ch.trace_layer(x, np.eye(3, 6), np.eye(3, 4), x.T, num_heads=3), ShapeError, "2 key heads but num"),
         (lambda x: ch.shapes(x), ShapeError, "k is missing"),
         (lambda x: ch.rollout([], query=0), ShapeError, "at least one matrix"),
-        (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=4), SelectionError, "query 4 is outside 0..3"),
-        (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=0, residual=2), RuleError, "between 0 and 1"),
         (lambda x: ch.rollout([ch.AttentionMatrix(x, x[:2])], query=0), ShapeError, "the same tokens as queries and"),
     ],
 )
@@ -226,14 +224,10 @@ def test_symbols_and_numbers_go_together():
         (lambda: ch.shapes(("n", "d"), ("m", "d"), ("n", "d")), ShapeError, "v has n keys but k has m"),
         (lambda: ch.shapes(("n", "d"), ("n+1", "d"), ("n", "d")), ShapeError, "in whole numbers or symbols"),
         (lambda: ch.shapes(x=("n", "d"), w_q=("e", "d"), w_k=("d", "d"), w_v=("d", "d")), ShapeError, "w_q is"),
-        (lambda: ch.shapes(x=(2, 4), w_q=(4, 4), w_k=(4, 4), w_v=(4, 4), num_heads="h+1"), RuleError, "or a symbol"),
-        (lambda: ch.trace_layer(np.eye(2), *[np.eye(2)] * 3, num_heads="h"), RuleError, "expected a whole number"),
         (lambda: read_sizes(["q=3"]), UnknownNameError, "unknown size `q`"),
         (lambda: read_sizes(["n=0"]), RuleError, "n is '0'"),
-        (lambda: read_sizes(["n="]), RuleError, "n is ''"),
         (lambda: layer_shapes({"d_model": 10, "h": 3}), RuleError, "not divisible by h 3"),
         (lambda: layer_shapes({"h": 4, "h_kv": 3, "d_k": 2}), ShapeError, "multiple of key heads"),
-        (lambda: layer_shapes({"t": 3}), UnknownNameError, "unknown size `t`"),
     ],
 )
 def test_errors_of_sizes_say_what_is_wrong(call, error, words):
@@ -315,6 +309,7 @@ def test_the_sentences_speak_of_columns_where_tokens_are_columns():
 def test_a_layer_says_which_scale_and_sinks_it_has():
     t = layer("rows", scale=0.3, sinks=[0.5, 1.0])
     assert sentence(t, "scaled") == "scaled, so that the softmax does not put everything on one key"
+    assert "√" not in sentence(t, "scaled", "zh")
     assert sentence(t, "weights").endswith("its sink's share sum to 1")
     assert sentence(layer("columns", sinks=[0.5, 1.0]), "weights").startswith("no weight is negative; each column,")
 

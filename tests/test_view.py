@@ -117,18 +117,13 @@ WEIGHT = {**HEAD, "query": 7, "key": 2}
 BAD = {  # by what is asked: changes of a good question, and what is said
     "tile": (
         ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
-        ({"head": -1}, "head is -1"),
         ({"layer": "x"}, "layer is 'x'"),
         ({"rows": [0]}, "rows: expected 2 to 2049"),
         ({"rows": [0, 0]}, "rows: expected rising"),
-        ({"rows": [0, N + 1]}, f"from 0 to {N}"),
-        ({"cols": [-1, 2]}, "cols: expected rising"),
         ({"cols": list(range(3000))}, "cols: expected 2 to 2049"),
         ({"rule": "sum"}, "rule is 'sum'"),
-        ({"step": -3}, "step is -3"),
     ),
     "operands": (
-        ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
         ({"query": N}, f"query is {N}: expected a whole number from 0 to {N - 1}"),
         ({"key": M}, f"key is {M}: expected a whole number from 0 to {M - 1}"),
     ),
@@ -204,15 +199,10 @@ def test_requests_from_other_machines_and_pages_are_refused(port):
     assert asked(port, f"/{TOKEN}/nothing", GOOD)[0] == 404
     assert asked(port, f"/{TOKEN}/tile")[0] == 405
     assert asked(port, f"/{TOKEN}/tile", "no json")[0] == 400
-    assert asked(port, f"/{TOKEN}/tile", "[1]")[0] == 400
     assert asked(port, f"/{TOKEN}/tile", "[" * 100_000)[0] == 400
     assert asked(port, f"/{TOKEN}/", Host="evil.example")[0] == 400
     assert asked(port, f"/{TOKEN}/", Origin="http://evil.example")[0] == 403
     assert asked(port, f"/{TOKEN}/tile", GOOD, Origin="null")[0] == 403
-    assert asked(port, f"/{TOKEN}/operands", WEIGHT, Origin="http://evil.example")[0] == 403
-    assert asked(port, f"/{TOKEN}/operands", WEIGHT, Host="evil.example")[0] == 400
-    assert asked(port, "/other/operands", WEIGHT)[0] == 404
-    assert asked(port, f"/{TOKEN}/operands")[0] == 405
     assert asked(port, f"/{TOKEN}/tile", GOOD, Origin=f"http://127.0.0.1:{port}")[0] == 200
     _, _, headers = asked(port, f"/{TOKEN}/")
     policy = {name.lower(): value for name, value in headers.items()}["content-security-policy"]
@@ -280,53 +270,6 @@ def test_a_page_says_when_its_server_has_ended(running, matrix):
         until(page, "document.querySelector('.warn')")
         words = "clearhead view has stopped. Start it again and reload."
         assert page.locator(".warn").text_content() == words
-
-
-def test_the_kernel_of_a_notebook_serves_its_frame(running, matrix):
-    widget = pytest.importorskip("clearhead.view.widget")
-    run = long.ShownRun("run", [long.ShownLayer("0", range(4), matrix.part(1))], [f" w{place}" for place in range(M)])
-    document = long.document([run], long.PageOptions(title="in a frame", served="frame"))
-    assert widget.replied({"id": 3, "what": "row", "wanted": {**HEAD, "at": 99}}, [run])[0] == {
-        "id": 3, "error": f"at is 99: expected a whole number from 0 to {N - 1}"
-    }  # fmt: skip
-    assert "cannot be asked" in widget.replied({"id": 3, "what": "all", "wanted": {}}, [run])[0]["error"]
-
-    def kernel(message):
-        words, buffers = widget.replied(message, [run])
-        return [words, list(buffers[0])] if buffers else [words, None]
-
-    page = running.new_context().new_page()
-    page.expose_function("kernel", kernel)
-    page.evaluate(
-        """async ([relay, html]) => {
-          const { default: view } = await import(`data:text/javascript,${encodeURIComponent(relay)}`);
-          let answered;
-          const model = {
-            get: () => html, off() {}, on: (_, then) => (answered = then),
-            send: async (data) => {
-              const [words, bytes] = await kernel(data);
-              answered(words, bytes ? [new DataView(Uint8Array.from(bytes).buffer)] : []);
-            },
-          };
-          view.render({ model, el: document.body });
-        }""",
-        [widget.RELAY, widget.page.html(document)],
-    )
-    frame = page.frame_locator("iframe")
-    frame.locator("#readout", has_text=f"query {N - 1}").wait_for()
-    value = float(re.search(r": ([\d.e-]+)", frame.locator("#readout").text_content())[1])
-    head = int(re.search(r"head (\d)", frame.locator("#head").text_content())[1])
-    assert value == pytest.approx(matrix[1, head, N - 1].max(), rel=1e-3)
-    frame.locator(".lines li", has_text="softmax").wait_for()
-    j = int(matrix[1, head, N - 1].argmax())
-    frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: the steps").wait_for()
-    assert float(results(frame)["softmax"]) == pytest.approx(matrix[1, head, N - 1, j], rel=1e-3)
-
-
-def test_a_widget_is_made_where_anywidget_is_installed():
-    pytest.importorskip("anywidget")
-    made = ch.AttentionMatrix(np.eye(4), np.eye(4)).widget(title="live")
-    assert "frame" in made.page
 
 
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):

@@ -48,7 +48,7 @@ def test_each_part_has_the_runs_number_with_and_without_edits(running):
         check(page, seen.before.way)
 
 
-def test_a_next_token_opens_its_way_by_keyboard(running):
+def test_a_next_token_opens_its_way_and_a_head_its_weights_by_keyboard(running):
     seen = steps_of_text(TEXT)
     chosen, other = seen.ways[3], seen.ways[1]
     with opened(running, seen.to_html(), reduced_motion="reduce") as page:
@@ -65,6 +65,10 @@ def test_a_next_token_opens_its_way_by_keyboard(running):
         page.locator("#language").click()  # the choice stays
         assert page.locator("#pick-next option:checked").inner_text() == spelling(chosen)
         assert page.locator("#pick-less option:checked").inner_text() == spelling(other)
+        page.locator("#step-way button").nth(8 + 5).focus()
+        page.keyboard.press("Enter")
+        assert (page.locator("#pick-layer").input_value(), page.locator("#pick-head").input_value()) == ("1", "5")
+        assert page.evaluate("document.activeElement.id") == "step-weights-title"
 
 
 def spelling(way):
@@ -93,15 +97,6 @@ def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
         page.keyboard.press("Enter")
         assert layers.nth(2).locator("small.box").first.is_visible()
         check(page, seen.way)
-
-
-def test_a_head_opens_its_weights_by_keyboard(running):
-    seen = steps_of_text(TEXT)
-    with opened(running, seen.to_html(), place="#step-way", reduced_motion="reduce") as page:
-        page.locator("#step-way button").nth(8 + 5).focus()
-        page.keyboard.press("Enter")
-        assert (page.locator("#pick-layer").input_value(), page.locator("#pick-head").input_value()) == ("1", "5")
-        assert page.evaluate("document.activeElement.id") == "step-weights-title"
 
 
 def test_hostile_next_tokens_are_text(running):

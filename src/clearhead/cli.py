@@ -304,7 +304,7 @@ def _info(options: argparse.Namespace) -> int:
     if native.absent_levels():
         facts["not compiled"] = f"{', '.join(native.absent_levels())}: {native.ALL_LEVELS}"
     facts["threads"] = get_num_threads()
-    for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
+    for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax"):
         try:
             facts[package] = version(package)
         except PackageNotFoundError:

@@ -39,7 +39,7 @@ export async function openHead(page, { run, layer: place, head: position }) {
   const layer = page.header.runs[run].layers[place];
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
-  const { served } = page.header; // false, true, or "frame": in a notebook
+  const { served } = page.header;
   const exact = isExact(page, layer, position);
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
@@ -206,34 +206,14 @@ export async function columnOf(head, j) {
 export const ask = async (head, what, values) => new Float32Array(await askBytes(head, what, values));
 
 /**
- * Asks the viewer's server, or the notebook's kernel.
+ * Asks the viewer's server.
  * @param {Head} head @param {string} what @param {Record<string, any>} values @returns {Promise<ArrayBuffer>}
  */
 export async function askBytes(head, what, values) {
-  const wanted = { ...head.address, ...values };
-  if (head.served === "frame") return askFrame(what, wanted);
-  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) }).catch(() =>
-    Promise.reject(new Error("ended")),
-  );
+  const body = JSON.stringify({ ...head.address, ...values });
+  const answer = await fetch(what, { method: "POST", body }).catch(() => Promise.reject(new Error("ended")));
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
   return answer.arrayBuffer();
-}
-
-let asked = 0;
-
-/** Sends a request through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<ArrayBuffer>} */
-function askFrame(what, wanted) {
-  const id = ++asked;
-  return new Promise((go, stop) => {
-    const listen = (/** @type {MessageEvent} */ { source, data }) => {
-      if (source !== parent || data?.id !== id) return;
-      removeEventListener("message", listen);
-      if (data.error) stop(new Error(data.error));
-      else go(data.weights);
-    };
-    addEventListener("message", listen);
-    parent.postMessage({ id, what, wanted }, "*");
-  });
 }
 
 /** Do the rules without a mask forbid all of these? @param {Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */

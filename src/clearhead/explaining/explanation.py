@@ -38,12 +38,10 @@ from clearhead.explaining.why_words import (
     most_likely,
     parts_table,
     question,
-    shared_by,
 )
 from clearhead.loading import load
 from clearhead.models.protocol import LanguageModel, Token
 from clearhead.tables import Table, Tabular
-from clearhead.view import plots
 from clearhead.view.container import Document
 from clearhead.view.notebook import Framing
 from clearhead.words import Language, say
@@ -243,26 +241,6 @@ class Explanation(Tabular, Framing):
         kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
         effects = np.array([part.effect for part in self.parts])
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
-
-    def plot(self, *, count: int = 8, ax: Any = None) -> Any:
-        """Draw what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
-
-        The bars are the answer's probability in percent, as on the screen, and a dashed line that of the whole text;
-        where two answers are compared they are y. Raises MissingExtraError without matplotlib, DtypeError when `ax` is
-        no axes.
-
-        >>> import clearhead as ch
-        >>> len(ch.explain("mary had a little").plot().patches)
-        3
-        """
-        parts = [part for part in self.ranked if part.hidden is not None][: whole_number("count", count, 1)]
-        left = [self.value + (part.hidden or 0.0) for part in parts]
-        numbers, label = [*left, self.value], "y"
-        if not self.rivals.compared:
-            tokens, label = shared_by(self), "the answer's probability without the part, in %"
-            numbers = [100 * probability(y, tokens) for y in numbers]
-        words = question(self, "en"), label
-        return plots.plot_bars([part.text for part in parts], numbers[:-1], numbers[-1], words, ax)
 
     def _document(self, language: Language) -> Document:
         return why_page.document(self, language)

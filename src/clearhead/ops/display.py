@@ -1,7 +1,7 @@
 """Display: how every object that holds attention matrices is shown; view/display.py makes pages and pictures of it."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from clearhead.loading import load
@@ -19,7 +19,6 @@ class Page(TypedDict, total=False):
     title: str
     tokens: Sequence[str] | None
     source_tokens: Sequence[str] | None
-    each: Callable[[Sequence[int]], Iterable[int]]
 
 
 class Display:
@@ -50,7 +49,7 @@ class Display:
         dtype     "float16" or "bfloat16" store q, k and v in less room; None: their own
         v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
                   run has its own (`ch.watch(model, values=True)`), put in where the page stays below 16 MB with it
-        batch, beside (a second run to compare with), language ("en", "zh"), title, each (wraps the loop over layers)
+        batch, beside (a second run to compare with), language ("en", "zh"), title
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
         exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
@@ -83,17 +82,6 @@ class Display:
         """
         data: bytes = load("view.display").png_of(self, head, layer, batch, cell)
         return data
-
-    def widget(self, **options: Unpack[Page]) -> Any:
-        """The page in a notebook, whose kernel computes weights when the page requests them (extra `notebook`).
-
-        For matrices too large for a saved page. Options as for `save`; returns an anywidget. Raises MissingExtraError
-        without anywidget.
-        """
-        return load("view.display").widget_of(self, options)
-
-    def _plot(self, head: int, layer: int | str, batch: int, ax: Any) -> Any:
-        return load("view.display").plot_of(self, head, layer, batch, ax)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle: dict[str, str] = load("view.display").bundle_of(self)

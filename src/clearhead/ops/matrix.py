@@ -351,18 +351,6 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """
         return causes.cut_effects(self._plain("cuts", "A.cut_effects(v, g)"), v, g, rest)
 
-    def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
-        """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.
-
-        Above 1,024 queries or keys, each pixel shows the largest of its weights. Raises SelectionError when there is
-        no such head or batch item, MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).plot().get_xlabel()
-        'key'
-        """
-        return self._plot(head, 0, batch, ax)
-
     def __shown__(self, batch: int, v: Any = None) -> Any:
         problem, shown = self.call.problem, load("view.long")
         values = None

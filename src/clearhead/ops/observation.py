@@ -14,7 +14,6 @@ from clearhead.core.rule_values import one_per_head, read_place, read_slice, who
 from clearhead.core.state import State
 from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, joined_arrays, listed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
-from clearhead.loading import load
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -154,13 +153,6 @@ class Observation(Answers):
                     f"{name} belongs to PyTorch's graph, which cannot be copied.", "observe under torch.no_grad()"
                 )
         return Observation, tuple(getattr(self, field.name) for field in fields(self))
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        bundle: dict[str, str] = load("view.notebook").observed({
-            name: as_host_array(value[0] if isinstance(value, Top) else value, name)[0].astype(np.float64)
-            for name, value in (self.statistics() | {"logsumexp": self.logsumexp}).items() if value is not None
-        })  # fmt: skip
-        return bundle
 
 
 def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool = False) -> Observation:

@@ -1,4 +1,4 @@
-"""A page's requests, from a server or a notebook kernel, validated here: weights, and what one is computed from."""
+"""A page's requests, from its server, validated here: weights, and what one is computed from."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

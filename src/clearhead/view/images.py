@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -14,7 +14,6 @@ from clearhead.digits import significant
 from clearhead.spelling import bare
 
 _STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
-_CELLS, _STRIP = 96, 12  # most columns of a strip, and its height in pixels
 _MASKED = np.array([226, 226, 230], dtype=np.float64)
 _NONFINITE = np.array([208, 160, 0], dtype=np.float64)
 ENDS_AT = "90th percentile of the rows' largest weights, row 0 left out"
@@ -99,30 +98,6 @@ def png(weights: Array, masked: Array | None = None, cell: int = 8, high: float 
     chunks = b"IHDR" + head, b"IDAT" + zlib.compress(lines, 9), b"IEND"
     framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
-
-
-def strips(statistics: Mapping[str, Array]) -> str:
-    """Statistics (heads, tokens) as strips of colour, one line for each head, at most 96 columns of means."""
-    out, y = [], 18
-    for name, values in statistics.items():
-        low, high = (float(x) for x in (np.nanmin(values), np.nanmax(values)))
-        edges = np.arange(min(_CELLS, values.shape[1]) + 1) * values.shape[1] // min(_CELLS, values.shape[1])
-        means = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
-        shares = (means - low) / (high - low) if high > low else np.zeros(means.shape)
-        painted = colours(np.nan_to_num(shares) ** 2, 1.0)
-        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {significant(low)} to {significant(high)}</text>')
-        for head, place in np.ndindex(*means.shape):
-            x, fill = place * 5, bytes(painted[head, place]).hex()
-            box = f'x="{x}" y="{y + head * _STRIP}" width="5" height="{_STRIP - 1}"'
-            mean = significant(means[head, place], 4)
-            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {mean}</title></rect>')
-        y += len(means) * _STRIP + 26
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_CELLS * 5} {y}" width="{_CELLS * 5}" height="{y}" '
-        'role="img" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>'
-        + "\n".join(out)
-        + "</svg>"
-    )
 
 
 def colours(weights: Array, high: float) -> Array:

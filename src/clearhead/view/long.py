@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class PageOptions:
     exact     (layer name, head number) pairs whose weights the page computes from q and k; None: all
     dtype     the dtype in which q, k and v are stored; None: their own
     room      bytes: v is left out of a page that would be larger with it; None: v is always put in
-    served    True: q and k are not stored, the page requests weights from its server; "frame": from the frame's parent
+    served    True: q and k are not stored, the page requests weights from its server
     """
 
     title: str = "clearhead"
@@ -86,7 +86,7 @@ class PageOptions:
     exact: Iterable[tuple[Any, int]] | None = None
     dtype: Any = None
     room: int | None = ROOM
-    served: bool | Literal["frame"] = False
+    served: bool = False
 
     def __post_init__(self) -> None:
         read_language(self.language)
@@ -171,7 +171,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
     heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
-    return _Chosen(layers, exact, dtype, values=True, served=bool(wish.served), small=small, large=large)
+    return _Chosen(layers, exact, dtype, values=True, served=wish.served, small=small, large=large)
 
 
 def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:

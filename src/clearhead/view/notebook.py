@@ -5,24 +5,15 @@ No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style
 
 import os
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from clearhead.core.axes import Array
-from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
-from clearhead.digits import significant
-from clearhead.tables import aligned
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.view.images import strips
 from clearhead.words import Language, read_language
 
 MOST_CELLS = 32 * 32  # the picture of a larger matrix has pixels
-_STRIPS = 32  # heads whose statistics are drawn
-_BY_TOKEN = (*listed(axes=PER_QUERY), *listed(axes=PER_KEY))
 MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
 
 
@@ -45,23 +36,6 @@ def bundle(
             f"<p>The page with every weight has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
         )
     return outputs | {"text/html": said}
-
-
-def observed(statistics: Mapping[str, Array]) -> dict[str, str]:
-    """The MIME bundle of statistics, (…, heads, tokens) or more axes: one line of text each, and strips of colour."""
-    lines, drawn = [], {}
-    for name, array in statistics.items():
-        finite = array[np.isfinite(array)]
-        ends = (significant(float(x), 4) for x in (finite.min(), finite.max())) if finite.size else ("nothing finite",)
-        lines.append(aligned((10, 24, 0), (name, str(array.shape), " to ".join(ends)), " "))
-        if name in _BY_TOKEN and finite.size:
-            drawn[name] = np.where(np.isfinite(array), array, np.nan).reshape(-1, array.shape[-1])[:_STRIPS]
-    text = "\n".join(lines) or "nothing was observed"
-    if not drawn:
-        return {"text/plain": text}
-    picture = strips(drawn)
-    tall = int(picture.partition(' height="')[2].partition('"')[0])
-    return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=min(320, tall + 16))}
 
 
 class Framing:
@@ -98,9 +72,9 @@ class Framed:
         return framed(self.page)
 
 
-def framed(text: str, height: int = 720) -> str:
+def framed(text: str) -> str:
     """The page in a sandboxed frame, as HTML."""
     return (
         f'<iframe sandbox="allow-scripts allow-downloads" title="clearhead" srcdoc="{escape(text)}" '
-        f'style="width:100%;height:{height}px;border:0"></iframe>'
+        'style="width:100%;height:720px;border:0"></iframe>'
     )

@@ -45,7 +45,7 @@ def html(document: Document) -> str:
 def policy(document: Document) -> str:
     """The Content-Security-Policy: this program and style only; no network, or only the page's own server."""
     kind = document.header["kind"]
-    connect = "connect-src 'self'; " if document.header.get("served") is True else ""
+    connect = "connect-src 'self'; " if document.header.get("served") else ""
     return (
         f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'; style-src '{_hash(_asset(f'{kind}.css'))}'; "
         f"{connect}base-uri 'none'; form-action 'none'"
