@@ -230,3 +230,17 @@ def test_a_file_before_a_question_is_found_in_the_template(before, tmp_path, mon
         assert starts == [data["text"].rindex("humpty")]
     else:  # no message stands there as it was given, so that all of it can be hidden
         assert "JACK" in "".join(part["text"] for part in data["parts"])
+
+
+@pytest.mark.parametrize("asked", [{}, {"answer": " lamb its fleece"}, {"against": "girl"}])
+def test_a_plot_has_the_numbers_of_the_screen(asked):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    seen = ch.explain(TEXT, gpt2.load(), **asked)
+    axes = seen.plot(ax=pyplot.figure().subplots())
+    widths = [bar.get_width() for bar in axes.patches]
+    if asked == {"against": "girl"}:
+        assert widths == pytest.approx([seen.value + part.hidden for part in seen.ranked])
+        return
+    said = [re.search(r" (\d[\d.e-]*)%", line)[1] for line in part_lines(seen, "en")]
+    assert widths == pytest.approx([float(number) for number in said], rel=6e-3, abs=0.006)
+    pyplot.close("all")
