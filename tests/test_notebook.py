@@ -14,7 +14,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.spelling import spelled
-from clearhead.watching.effects import Edge, Edges, Head, HeadEffect, HeadEffects, Summary
+from clearhead.watching.effects import Edge, Edges, Head, HeadCause, HeadEffects, Summary
 from seeds import fresh
 from terminal import call
 from test_page import HOSTILE
@@ -108,7 +108,7 @@ def test_why_has_the_terminals_rows_and_its_conclusion():
 def test_what_a_run_shows_stays_small():
     many = Summary(Head(str(layer), head, *np.ones(5)) for layer in range(80) for head in range(64))
     assert len(shown(many)) < 12_000
-    odd = HeadEffects([HeadEffect("0", 0, x, -x) for x in (np.nan, np.inf, 1.0)])
+    odd = HeadEffects([HeadCause("0", 0, x, -x) for x in (np.nan, np.inf, 1.0)])
     assert [row[2] for row in rows_of(shown(odd))] == ["NaN", "∞", "1"]
     assert shown(odd).count("██████████") == 2  # of ∞ and of 1
     large = ch.AttentionMatrix(np.ones((20_000, 2), np.float32), np.ones((20_000, 2), np.float32))

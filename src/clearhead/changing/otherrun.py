@@ -28,7 +28,7 @@ ROWS = 64  # queries whose mask is made at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class OtherPart:
     """The part of another run that belongs to one call.
 
     layer   its name
@@ -43,7 +43,7 @@ class Part:
     whole: bool
 
 
-def of(edit: Edit, heads: Sequence[int] | None, place: Place, count: int) -> Part:
+def of(edit: Edit, heads: Sequence[int] | None, place: Place, count: int) -> OtherPart:
     """The other run's part for this call, which has so many heads, checked.
 
     Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
@@ -64,7 +64,7 @@ def of(edit: Edit, heads: Sequence[int] | None, place: Place, count: int) -> Par
     index, whole = [layer.heads.index(head) for head in wanted], len(wanted) == count
     taken = None if whole and index == list(range(len(layer.heads))) else np.array(index)
     call = layer.read().take(None, taken, range(start, start + len(place.queries)), place.keys)
-    return Part(place.layer, call, wanted, whole)
+    return OtherPart(place.layer, call, wanted, whole)
 
 
 def check_kept(edit: Edit, layers: Collection[Collection[str]]) -> None:
@@ -129,7 +129,7 @@ def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int
 
 
 def weights(
-    part: Part, q: Any, k: Any, rules: Mapping[str, Any], terms: Sequence[SpanTerm]
+    part: OtherPart, q: Any, k: Any, rules: Mapping[str, Any], terms: Sequence[SpanTerm]
 ) -> tuple[Any, Any, Rules, tuple[SpanTerm, ...]]:
     """q, k, rules and terms of the call, those of some heads or all replaced by the other run's."""
     other_q, other_k, other, *_ = part.call.as_given(None)
@@ -155,7 +155,7 @@ def weights(
     return q, _replaced(for_each_head(k, q.shape[1]), part.heads, other_k), made, (*kept, *new)
 
 
-def values(part: Part, v: Any, heads: int) -> Any:
+def values(part: OtherPart, v: Any, heads: int) -> Any:
     """The call's values, those of some heads or all replaced by the other run's; one for each query head then."""
     other = _near(part.call.restore(cast("Array", part.call.v)), v, "v", VALUE)
     return other if part.whole else _replaced(for_each_head(v, heads), part.heads, other)
@@ -189,7 +189,7 @@ def _near(x: Any, like: Any, name: str, axes: Sequence[str]) -> Any:
     return array
 
 
-def _with_rules(part: Part, rules: Mapping[str, Any], other: Mapping[str, Any], q: Any) -> Rules:
+def _with_rules(part: OtherPart, rules: Mapping[str, Any], other: Mapping[str, Any], q: Any) -> Rules:
     """The call's rules with the other run's scale, softcap, bias, slopes and sinks for the heads taken from it."""
     count, made = q.shape[1], dict(rules)
     for name, unused in _PER_HEAD.items():
@@ -237,7 +237,7 @@ def allowed(shape: Sequence[int], rules: Mapping[str, Any]) -> Problem:
         return describe(q, k, None, forbidding | {"query_offset": rules.get("query_offset")}).problem
 
 
-def _check_same_keys(part: Part, rules: Mapping[str, Any], shape: Sequence[int]) -> None:
+def _check_same_keys(part: OtherPart, rules: Mapping[str, Any], shape: Sequence[int]) -> None:
     """Raise RuleError unless the other run's queries see the same keys, by its mask, window, padding, documents."""
     ours = allowed(shape, {name: value for name, value in rules.items() if name != "bias"})
     theirs = replace(part.call.problem, bias=None, query_spans=None, key_spans=None, span_table=None)

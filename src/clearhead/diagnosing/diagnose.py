@@ -29,8 +29,8 @@ from clearhead.diagnosing.verdict import (
     Diagnosis,
     MistakeExplanation,
     Outcome,
-    Place,
     Reason,
+    WrongNumber,
 )  # fmt: skip
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
@@ -187,7 +187,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
         return Diagnosis("right", (), difference, tolerance, None, looked, tuple(search.unseen()))
     place = batch, head, row, column = tuple(np.argwhere(gaps > tolerance)[0].tolist())
     where = looked.batches[batch], None if search.inputs.merged else head, looked.queries[row], column
-    first = Place(*where, float(theirs[place]), float(right[place]))
+    first = WrongNumber(*where, float(theirs[place]), float(right[place]))
     if sign := _telling(theirs):
         return Diagnosis("unexplained", (), difference, tolerance, first, looked, known=(sign,))
     verdict, explanations = _explanations(search, gaps, tolerance)

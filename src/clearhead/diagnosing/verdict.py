@@ -35,7 +35,7 @@ class Reason(NamedTuple):
     values: Mapping[str, Any] = MappingProxyType({})
 
 
-class Place(NamedTuple):
+class WrongNumber(NamedTuple):
     """The first number that differs: where, theirs, and the right one; `head` is None where the heads are joined."""
 
     batch: int
@@ -128,7 +128,7 @@ class Diagnosis:
     explanations: tuple[MistakeExplanation, ...]  # those that fit, the best first
     difference: float  # the largest between theirs and the right numbers
     tolerance: float  # what rounding allows
-    first_difference: Place | None
+    first_difference: WrongNumber | None
     looked: Coverage
     unseen: tuple[MistakeExplanation, ...] = ()  # mistakes that these inputs cannot show
     known: tuple[Reason, ...] = ()  # what is known where nothing explains the numbers

@@ -12,7 +12,7 @@ from transformers import masking_utils as theirs
 
 from clearhead.errors import ClearheadError, RuleError
 from clearhead.hf.call import AttentionCall, check_mask, output, read
-from clearhead.hf.masks import Pattern, RuledMask, keep_rules
+from clearhead.hf.masks import MaskPattern, RuledMask, keep_rules
 from clearhead.hf.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
 from clearhead.hf.recording import Recording
 from clearhead.ops.attention import attention
@@ -201,7 +201,7 @@ def _of_request(
     """The output of one request among many, observed."""
     recording, first = requests[number]
     after = first + q.shape[2]
-    pattern = Pattern(causal=causal, left=None if window is None else window - 1)
+    pattern = MaskPattern(causal=causal, left=None if window is None else window - 1)
     return recording.attend(
         AttentionCall(q, k, v, pattern, range(first, after), range(after - k.shape[2], after), scores)
     )

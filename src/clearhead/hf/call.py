@@ -10,7 +10,7 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.core.torch_state import graphed
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.hf.masks import Pattern, RuleDict, RuledMask, from_tensor
+from clearhead.hf.masks import MaskPattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
@@ -28,7 +28,7 @@ class AttentionCall:
     q: Tensor
     k: Tensor
     v: Tensor
-    pattern: Pattern
+    pattern: MaskPattern
     queries: range  # positions in the sequence
     keys: range  # those of the sequence
     scores: RuleDict  # scale, softcap, sinks

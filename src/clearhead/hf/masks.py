@@ -23,7 +23,7 @@ RuleDict = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
+class MaskPattern:
     """Which keys a query may see, from a model's mask functions; positions count from the start of the sequence."""
 
     causal: bool = False
@@ -93,7 +93,7 @@ class Pattern:
             return None
         return real if real.shape[1] == len(queries) and not real.all() else None
 
-    def both(self, other: "Pattern") -> "Pattern | None":
+    def both(self, other: "MaskPattern") -> "MaskPattern | None":
         """What both allow; None where both have segments, since the rules hold one kind of segments only."""
         if self.segmented and other.segmented:
             return None
@@ -133,7 +133,7 @@ class RuledMask(torch.Tensor):
     may not. That mask is made when it is first needed, and kept, so that code may write into it.
     """
 
-    pattern: Pattern
+    pattern: MaskPattern
     start: tuple[int, int]  # the positions of the first query and the first key
     sizes: torch.Size  # its shape, which is read at once
     whole: Tensor | None
@@ -153,7 +153,7 @@ class RuledMask(torch.Tensor):
                 return merged
             return func(*_additive(args), **_additive(kwargs or {}))
 
-    def meaning(self) -> Pattern:
+    def meaning(self) -> MaskPattern:
         """The pattern; where code may have written into the additive mask, the pattern of that mask."""
         return self.pattern if self.untouched else from_tensor(cast("Tensor", self.whole), causal=False)
 
@@ -200,7 +200,7 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
     return _ruled(looks, replace(first.pattern, beside=beside, note=note), first.start)
 
 
-def _ruled(looks: Tensor, pattern: Pattern, start: tuple[int, int]) -> RuledMask:
+def _ruled(looks: Tensor, pattern: MaskPattern, start: tuple[int, int]) -> RuledMask:
     """A mask that looks like `looks` and means `pattern`."""
     mask = looks.as_subclass(RuledMask)
     mask.pattern, mask.start, mask.sizes, mask.whole, mask.known = pattern, start, looks.shape, None, None
@@ -252,7 +252,7 @@ def keep_rules(
     read = _read(mask_function)
     if read is None:
         why = "the model's own mask function is no rule known here: its mask is kept in full, queries × keys."
-        pattern = Pattern(dense=make(), note=why, make=make)
+        pattern = MaskPattern(dense=make(), note=why, make=make)
     else:
         pattern = replace(read, padding=attention_mask, make=make)
     looks = torch.zeros(1, dtype=dtype, device=device).expand(batch_size, 1, q_length, kv_length)
@@ -260,19 +260,21 @@ def keep_rules(
 
 
 @cache
-def _meanings() -> dict[Any, Callable[[Mapping[str, Any]], Pattern | None]]:
+def _meanings() -> dict[Any, Callable[[Mapping[str, Any]], MaskPattern | None]]:
     """Patterns by the code of the mask functions that Transformers' factories make, from what these functions hold."""
     some = torch.zeros(1, dtype=torch.int64)
     return {
         theirs.and_masks().__code__: lambda held: _joined(map(_read, held["mask_functions"])),
-        theirs.sliding_window_overlay(1).__code__: lambda held: Pattern(left=held["sliding_window"] - 1),
-        theirs.sliding_window_bidirectional_overlay(1).__code__: lambda held: Pattern(
+        theirs.sliding_window_overlay(1).__code__: lambda held: MaskPattern(left=held["sliding_window"] - 1),
+        theirs.sliding_window_bidirectional_overlay(1).__code__: lambda held: MaskPattern(
             left=held["sliding_window"], right=held["sliding_window"]
         ),
-        theirs.chunked_overlay(1, some).__code__: lambda held: Pattern(
+        theirs.chunked_overlay(1, some).__code__: lambda held: MaskPattern(
             chunk=held["chunk_size"], before=held["left_padding"]
         ),
-        theirs.packed_sequence_mask_function(some).__code__: lambda held: Pattern(packed=held["packed_sequence_mask"]),
+        theirs.packed_sequence_mask_function(some).__code__: lambda held: MaskPattern(
+            packed=held["packed_sequence_mask"]
+        ),
         # positions within a packed sequence: the same distances, the same order
         theirs.remap_positions_for_packed_sequence(theirs.causal_mask_function, some).__code__: lambda held: (
             None if (inner := _read(held["mask_function"])) is None or inner.segmented else inner
@@ -280,36 +282,36 @@ def _meanings() -> dict[Any, Callable[[Mapping[str, Any]], Pattern | None]]:
     }
 
 
-def _read(function: Callable[..., Any]) -> Pattern | None:
+def _read(function: Callable[..., Any]) -> MaskPattern | None:
     """A mask function as a pattern; None for one that Transformers' factories did not make."""
     if function is theirs.causal_mask_function:
-        return Pattern(causal=True)
+        return MaskPattern(causal=True)
     if function is theirs.bidirectional_mask_function:
-        return Pattern()
+        return MaskPattern()
     meaning = _meanings().get(getattr(function, "__code__", None))
     return None if meaning is None else meaning(getclosurevars(function).nonlocals)
 
 
-def _joined(parts: Iterable[Pattern | None]) -> Pattern | None:
+def _joined(parts: Iterable[MaskPattern | None]) -> MaskPattern | None:
     """What all of them allow; None where one is not known, or the rules cannot hold them together."""
-    joined: Pattern | None = Pattern()
+    joined: MaskPattern | None = MaskPattern()
     for part in parts:
         joined = None if part is None or joined is None else joined.both(part)
     return joined
 
 
-def from_tensor(mask: Tensor | None, *, causal: bool) -> Pattern:
+def from_tensor(mask: Tensor | None, *, causal: bool) -> MaskPattern:
     """The pattern of a stored mask, bool (True = may attend) or added to the scores; of None, one without a mask."""
     if mask is None:
-        return Pattern(causal=causal)
+        return MaskPattern(causal=causal)
     mask = mask[(None,) * (4 - mask.ndim)]
     note = "the mask was given in full, as the model's user or the model itself made it."
     if mask.dtype == torch.bool:
-        return Pattern(dense=mask, note=note)
+        return MaskPattern(dense=mask, note=note)
     least = torch.finfo(mask.dtype).min
     if bool(((mask == 0) | (mask <= least)).all()):
-        return Pattern(dense=mask > least, note=note)
-    return Pattern(bias=mask, note=note)
+        return MaskPattern(dense=mask > least, note=note)
+    return MaskPattern(bias=mask, note=note)
 
 
 def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:

@@ -11,7 +11,7 @@ from clearhead.core.axes import group_size
 from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import CallDerivative, LayerDerivative
-from clearhead.hf.masks import Pattern, RuleDict
+from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
 from clearhead.ops.span_terms import combined, for_heads, joined
@@ -203,14 +203,14 @@ class Recording:
             joined.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
         return joined
 
-    def _rules(self, pattern: Pattern, queries: range, keys: range) -> RuleDict:
+    def _rules(self, pattern: MaskPattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].scores | pattern.rules(queries, keys)
         spans = combined(joined([call.terms for call in self.calls]))
         if spans is not None:
             rules["spans"] = spans
         return rules if self.wish.heads is None else for_heads(rules, self.wish.heads)
 
-    def _pattern(self, queries: range, keys: range) -> Pattern:
+    def _pattern(self, queries: range, keys: range) -> MaskPattern:
         """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""
         patterns = [call.pattern for call in self.calls]
         if len(patterns) == 1:
@@ -227,7 +227,7 @@ class Recording:
         dense = self._whole(blocks, queries, keys, True, False)
         note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
         padding = None if patterns[0].others else patterns[-1].padding  # which is in the mask already
-        return Pattern(dense=dense, bias=bias, padding=padding, note=note)
+        return MaskPattern(dense=dense, bias=bias, padding=padding, note=note)
 
     def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
         """The blocks of all calls, (batch or 1, heads or 1, queries, keys) each, as one tensor.

@@ -11,7 +11,7 @@ from clearhead.core.axes import group_size
 from clearhead.errors import RuleError, SelectionError
 from clearhead.models.decoder import acting_edits, choices, place_of
 from clearhead.models.protocol import ForwardPass, LayerRun
-from clearhead.models.runs import Block, blocks
+from clearhead.models.runs import RunBlock, blocks
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import check_one_matrix, for_heads
 from clearhead.watching.layer import Layer
@@ -59,7 +59,7 @@ def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[Non
 
 
 @contextmanager
-def _inside(model: Any, block: Block) -> Iterator[None]:
+def _inside(model: Any, block: RunBlock) -> Iterator[None]:
     here = blocks.setdefault(model.decoder, [])
     here.append(block)
     try:

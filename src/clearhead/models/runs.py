@@ -21,7 +21,7 @@ _LONG = 2**25  # numbers of the whole stream, above which a text is long
 _STORED = 6  # of a long text, the stream before every so many layers is there
 
 
-class Block(Protocol):
+class RunBlock(Protocol):
     """What a block of `ch.watch` or `ch.change` does with the runs of a decoder; blocks.py has both."""
 
     @property
@@ -30,7 +30,7 @@ class Block(Protocol):
     def ran(self, run: ForwardPass) -> None: ...
 
 
-blocks: dict[Decoder, list[Block]] = {}  # that each decoder is in, outermost first
+blocks: dict[Decoder, list[RunBlock]] = {}  # that each decoder is in, outermost first
 
 
 class OnDemand(Sequence[T]):

@@ -14,7 +14,7 @@ from clearhead.core.rule_values import is_whole, read_flag, read_members, whole_
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, check_known, needing, shown
-from clearhead.testing.drawing import KINDS, SIZES, WIDTHS, Draws, Plan, parts, planned, possible
+from clearhead.testing.drawing import KINDS, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned, possible
 from clearhead.testing.judging import Caller, Failure, judged
 
 _DTYPES = {dtype.name: dtype for dtype in FLOATS}
@@ -83,7 +83,7 @@ def assert_attention(
     if is_whole(examples):
         first = int(np.random.SeedSequence().generate_state(1)[0])
         examples = range(first, first + whole_number("examples", examples))
-    caller, right, wrong = Caller(fn, arrays), list[Plan](), list[Failure]()
+    caller, right, wrong = Caller(fn, arrays), list[ProblemPlan](), list[Failure]()
     for seed in _sizes("examples", examples, 0, 2**64):
         plan = planned(draws, seed)
         failure = judged(caller, draws, plan, gradients=gradients)
@@ -124,7 +124,7 @@ def _names(argument: str, values: Any, known: Mapping[str, Any]) -> tuple[str, .
     return names
 
 
-def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequence[Plan]) -> str:
+def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequence[ProblemPlan]) -> str:
     """Everything that somebody needs to find the mistake."""
     kind, shapes = failure.plan.kind, zip("qkv", parts(failure.problem)[0], (QUERY, KEY, VALUE), strict=True)
     rules = [(name, x) for name, x in failure.problem.items() if name not in "qkv"]
@@ -154,10 +154,10 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
     return "\n".join([*lines, "", f"to repeat just this problem, add to the call: examples=[{failure.plan.seed}]"])
 
 
-def _in_common(wrong: Sequence[Failure], right: Sequence[Plan]) -> Iterator[str]:
+def _in_common(wrong: Sequence[Failure], right: Sequence[ProblemPlan]) -> Iterator[str]:
     """Where only problems that have something are wrong, and most right ones have less of it."""
 
-    def of(plan: Plan) -> Counter[str]:
+    def of(plan: ProblemPlan) -> Counter[str]:
         return Counter({**{size: getattr(plan, size) for size in SIZES}, plan.kind: 1, **dict.fromkeys(plan.names, 1)})
 
     for name in (*SIZES, *KINDS, *RULES):

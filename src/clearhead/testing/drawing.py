@@ -21,7 +21,7 @@ KINDS: dict[str, str] = {  # what a kind of problem is about
     "empty rows": "some queries see no key: their output is 0",
     "NaN behind the mask": "NaN and infinity in keys, values and queries that the rules hide from everybody",
 }
-SIZES = ("batch", "kv_heads", "group", "queries", "keys", "d_k", "d_v")  # those of a Plan
+SIZES = ("batch", "kv_heads", "group", "queries", "keys", "d_k", "d_v")  # those of a ProblemPlan
 LENGTHS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129)
 WIDTHS = (16, 64, (40, 24))
 _LONG = (1000, 1024, 1025, 2047)
@@ -43,7 +43,7 @@ class Draws:
     grouped: bool
 
 
-class Plan(NamedTuple):
+class ProblemPlan(NamedTuple):
     """One problem before its numbers."""
 
     seed: int
@@ -75,7 +75,7 @@ def possible(kind: str, names: Iterable[str]) -> bool:
     return kind not in _NEEDED or not set(_NEEDED[kind]).isdisjoint(names)
 
 
-def planned(draws: Draws, seed: int) -> Plan:
+def planned(draws: Draws, seed: int) -> ProblemPlan:
     """The plan of a seed; consecutive seeds have different kinds."""
     kind, rng = draws.kinds[seed % len(draws.kinds)], np.random.default_rng([seed, 0])
     names = {*draws.rules, *(name for name in draws.optional if kind in _NEEDED or rng.random() < 0.5)}
@@ -94,10 +94,10 @@ def planned(draws: Draws, seed: int) -> Plan:
     if batch * kv_heads * group * n * m > _MOST:
         batch = kv_heads = 1
     sizes = (batch, kv_heads, group if draws.grouped else 1, n, m, *rng.choice(draws.widths).tolist())
-    return Plan(seed, kind, *dtypes, frozenset(names), *sizes)
+    return ProblemPlan(seed, kind, *dtypes, frozenset(names), *sizes)
 
 
-def drawn(draws: Draws, plan: Plan, *, again: bool = False) -> dict[str, Any]:
+def drawn(draws: Draws, plan: ProblemPlan, *, again: bool = False) -> dict[str, Any]:
     """Draw q, k, v and the rules of a plan by name, `flat`; `again`: those of a second call with equal shapes."""
     problem, s = _numbers(draws, plan, 1), plan
     if again:
@@ -118,7 +118,7 @@ def drawn(draws: Draws, plan: Plan, *, again: bool = False) -> dict[str, Any]:
     return problem | {name: x.astype(s.dtype) for name, x in zip("qkv", (q, k, v), strict=True)}
 
 
-def _numbers(draws: Draws, plan: Plan, draw: int) -> dict[str, Any]:
+def _numbers(draws: Draws, plan: ProblemPlan, draw: int) -> dict[str, Any]:
     """Normal numbers for q, k and v, and the values of the plan's rules."""
     rng, s = np.random.default_rng([plan.seed, draw]), plan
     shapes = (*s.pairs[:3], s.d_k), (s.batch, s.kv_heads, s.keys, s.d_k), (s.batch, s.kv_heads, s.keys, s.d_v)
@@ -142,7 +142,7 @@ def _mixed(first: Any, other: Any) -> Any:
     return mixed
 
 
-def rule_values(rng: np.random.Generator, plan: Plan) -> dict[str, Any]:
+def rule_values(rng: np.random.Generator, plan: ProblemPlan) -> dict[str, Any]:
     """A value for every rule, whichever of them the problem has."""
     s, heads = plan, plan.pairs[1]
     mask, bias = rng.random(s.pairs) < rng.choice([0.3, 0.7, 0.95]), 2 * rng.standard_normal(s.pairs)

@@ -15,7 +15,7 @@ from clearhead.core.visibility import dense
 from clearhead.diagnosing.recipe import eps
 from clearhead.digits import significant
 from clearhead.errors import ClearheadError, DtypeError, ShapeError
-from clearhead.testing.drawing import Draws, Plan, drawn, parts
+from clearhead.testing.drawing import Draws, ProblemPlan, drawn, parts
 
 FACTOR = 4.0  # how many times further off than rounding explains a right number may be
 CALLS = (
@@ -106,7 +106,7 @@ def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = N
 class Failure(NamedTuple):
     """What is wrong with one problem's result."""
 
-    plan: Plan
+    plan: ProblemPlan
     problem: dict[str, Any]
     lines: tuple[str, ...]  # what is wrong, and where
     causes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Caller(NamedTuple):
         return result, [array, *map(_copy, slopes)]
 
 
-def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
+def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
     """Call the function on a plan's problem, and again; None where all that it gives is right."""
     first, second = (drawn(draws, plan, again=again) for again in (False, True))
     swapped, results = plan.kind == "strides", list[tuple[Any, list[Array]]]()
@@ -192,7 +192,7 @@ def judged(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Fail
 
 
 def _truth(
-    plan: Plan, problem: dict[str, Any], dtype: np.dtype[Any] | None = None, *, empty: bool | None = None
+    plan: ProblemPlan, problem: dict[str, Any], dtype: np.dtype[Any] | None = None, *, empty: bool | None = None
 ) -> Truth:
     """The right output; rows that see no key are a kind of their own, and have any number elsewhere."""
     seen, (truth,) = truths(problem, dtype or max(plan.dtype, plan.result, key=eps))
@@ -205,7 +205,7 @@ def _copy(x: Any) -> Array:
     return array
 
 
-def _misbehaved(plan: Plan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> Iterator[str]:
+def _misbehaved(plan: ProblemPlan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> Iterator[str]:
     """What is wrong with a call whatever its numbers are."""
     if changed:
         yield f"it writes into its inputs: {', '.join(changed)} changed during the call"
@@ -217,7 +217,9 @@ def _misbehaved(plan: Plan, changed: list[str], results: list[tuple[Any, list[Ar
         yield f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}"
 
 
-def _stale(plan: Plan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int) -> tuple[str, ...]:
+def _stale(
+    plan: ProblemPlan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int
+) -> tuple[str, ...]:
     """Which inputs of an earlier call give these numbers."""
     arrays = [name for name, x in first.items() if isinstance(x, np.ndarray)]
     for names in (arrays, *([name] for name in arrays), ["k", "v"]):
@@ -228,7 +230,7 @@ def _stale(plan: Plan, first: dict[str, Any], second: dict[str, Any], theirs: Ar
     return ()
 
 
-def _causes(caller: Caller, plan: Plan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
+def _causes(caller: Caller, plan: ProblemPlan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
     """What explains these numbers."""
     if plan.kind == "empty rows" and _truth(plan, problem, empty=False).fits(theirs):
         return ("only rows that see no key are wrong: their output is 0",)

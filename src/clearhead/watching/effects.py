@@ -106,7 +106,7 @@ class Verified(Edges[VerifiedEdge]):
         return [] if self.agreement is None else [say(language, "verified rank", agreement=self.agreement)]
 
 
-class HeadEffect(NamedTuple):
+class HeadCause(NamedTuple):
     """One head's effect, added over queries and batch items."""
 
     layer: str
@@ -115,7 +115,7 @@ class HeadEffect(NamedTuple):
     off: float  # -Σ g·o: what switching the head off changes the number by, to first order
 
 
-class HeadEffects(Lines[HeadEffect]):
+class HeadEffects(Lines[HeadCause]):
     """Every head's effect, in the order in which the layers ran; `str` makes a table."""
 
     about, bars = "heads table", "off"
@@ -161,11 +161,11 @@ def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[li
     return query_word, str(key[edge.key]) if len(key) == seen.keys else ""
 
 
-def head_effects(layer: Layer) -> list[HeadEffect]:
+def head_effects(layer: Layer) -> list[HeadCause]:
     """Each head's Σ g·o over queries and batch items."""
     rows = as_host_array(layer.contributions().by_query(), "by_query")[0]
     sums: Any = rows.sum(axis=(0, 2), dtype=np.float64)
-    return [HeadEffect(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
+    return [HeadCause(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
 
 
 _EDGES, _HEADS = 10, 8  # that did most, in a cell
