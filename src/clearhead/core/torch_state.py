@@ -44,10 +44,10 @@ def plain(*tensors: Any) -> bool:
 def _looked_up() -> tuple[Any, ...]:
     """What `plain` asks PyTorch: to look it up takes as long as to be answered."""
     torch = sys.modules["torch"]
-    inside = torch._C  # public names are missing (func's transforms, modes that see operators) or slow (autocast, jit)
-    private = inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack, inside._get_tracing_state
+    inside = torch._C  # public names are missing (func's transforms, modes that see operators) or slow (autocast)
+    private = inside._is_any_autocast_enabled, inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack
     types = torch.Tensor, torch.nn.Parameter
-    return inside._is_any_autocast_enabled, *private, torch.autograd.forward_ad, torch.is_grad_enabled, types
+    return *private, torch.jit.is_tracing, torch.autograd.forward_ad, torch.is_grad_enabled, types
 
 
 def watched() -> bool:

@@ -104,7 +104,8 @@ class EffectMatrix(Shown, LazyMatrix):
         every row, the first time; then O(effects·(d_k + d_v)).
 
         >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]))[0, ::-1].round(3)
+        >>> v, ones = np.array([[1.0], [0.0], [4.0]]), np.ones((3, 1))
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(v, ones)[0, ::-1].round(3)
         array([1.058, 0.   , 0.471])
         """
         return self._by_index(key)
