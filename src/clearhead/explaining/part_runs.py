@@ -168,18 +168,21 @@ def weighed(
 ) -> tuple[list[PartEffect], list[PartEffect]]:
     """The parts and groups with their effects after all runs.
 
-    They begin halfway between the integral and what hiding each part did, without an integral at the latter, and are
-    fitted to these runs and to `count` with random halves hidden.
+    They begin halfway between the integral and what hiding the part, or its share of a group, did; without an integral
+    at the latter. They are fitted to `count` runs with random halves hidden, and to those of the groups, or where there
+    are none of the parts: a few parts alone beside groups made the fit worse.
     """
     parts, places = ran.parts, range(len(ran.parts))
     shares = {token: -(group.hidden or 0.0) / len(group.tokens) for group in ran.groups for token in group.tokens}
     effects = []
     for part in parts:
         moved = sum(shares.get(token, 0.0) for token in part.tokens) if part.hidden is None else -part.hidden
-        effects.append(moved if not integrated else part.effect if part.hidden is None else (part.effect + moved) / 2)
+        neither = part.hidden is None and part.tokens[0] not in shares  # was run
+        effects.append(part.effect if neither else (part.effect + moved) / 2 if integrated else moved)
     kept, values = halves(again, parts, count, (1, count))
-    alone = np.array([[place not in group for place in places] for group in ran.runs]).reshape(-1, len(parts))
-    runs = np.append(values, [one.value for one in ran.runs.values()])
+    chosen = {group: one for group, one in ran.runs.items() if len(group) > 1 or not ran.groups}
+    alone = np.array([[place not in group for place in places] for group in chosen]).reshape(-1, len(parts))
+    runs = np.append(values, [one.value for one in chosen.values()])
     fit = corrected(np.array(effects), np.vstack([kept, alone]), runs, total) if len(runs) else effects
     parts = [part._replace(effect=float(effect)) for part, effect in zip(parts, fit, strict=True)]
     by_first = {part.tokens[0]: part.effect for part in parts}
