@@ -52,6 +52,16 @@ class Target(NamedTuple):
         rest = np.exp(others - high[:, None]).sum(axis=-1)
         return np.asarray(logits, np.float64)[rows, picked] - high - np.log(rest)
 
+    def number(self, logits: Array, odds: Array) -> float:
+        """The number alone, of the logits of its rows and their `odds_of_each`: of a long answer much quicker."""
+        if self.against is not None:
+            return self.sign * (float(logits[0, self.answer[0]]) - float(logits[0, self.against]))
+        if self.odds and len(odds) == 1:
+            return self.sign * float(odds[0])
+        log_p = -float(np.logaddexp(0.0, -odds).sum())
+        rest = max(-np.expm1(log_p), np.finfo(np.float64).tiny) if self.odds else 1.0
+        return self.sign * float(log_p - np.log(rest))
+
     def value(self, logits: Array) -> tuple[float, Array]:
         """The number, and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
         exact = np.asarray(logits, np.float64)

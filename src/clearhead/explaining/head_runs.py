@@ -87,7 +87,7 @@ def other_numbers(
     def log_p(now: Rerun, rows: list[int]) -> float:
         return float(-np.logaddexp(0.0, -now.odds[rows]).sum())
 
-    run = kept(again.based[0], 0.0, logits)
+    run = kept(again.based[0], 0.0, logits, target.odds_of_each(logits))
     base = said(run)
     by_head, by_part = np.full((len(asked), *shape[0]), np.nan), np.full((len(asked), shape[1]), np.nan)
     for (layer, head), now in off.items():

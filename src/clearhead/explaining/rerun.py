@@ -61,7 +61,8 @@ def based_on(target: Target, run: ForwardPass, each: Each = iter, tokens: Sequen
     """A target in its run; the logits of these tokens and of the likeliest ones are kept of what is run again."""
     logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
     kept = *tokens, *likely(logits[0]).tolist()
-    return Based(target, run, target.value(logits)[0], cache(partial(row_weights, run)), each, kept)
+    value = target.number(logits, target.odds_of_each(logits))
+    return Based(target, run, value, cache(partial(row_weights, run)), each, kept)
 
 
 def likely(logits: Array) -> Array:
@@ -209,16 +210,17 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
     made: list[Rerun] = []
     for one, chosen in zip(based, variants, strict=True):
         for place, rows in enumerate(model.again(one.run, chosen, one.target.rows, one.each)):
-            value = one.target.value(rows)[0]
+            odds = one.target.odds_of_each(rows)
+            value = one.target.number(rows, odds)
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                made.append(kept(one, value, rows))
+                made.append(kept(one, value, rows, odds))
     return made
 
 
-def kept(based: Based, value: float, rows: Array) -> Rerun:
-    """What is kept of the logits of the target's rows, (rows, vocabulary)."""
+def kept(based: Based, value: float, rows: Array, odds: Array) -> Rerun:
+    """What is kept of the logits of the target's rows, (rows, vocabulary), and of its tokens' odds."""
     first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
     logits = {token: float(first[token]) for token in (likeliest, *based.tokens)}
-    return Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), based.target.odds_of_each(rows))
+    return Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), odds)
