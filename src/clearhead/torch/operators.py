@@ -60,6 +60,7 @@ def attend(
     why, note = _TRACED if _watched() else _why_not(query, key, value, attn_mask), ""
     if not why:
         try:
+            # no public name says which of its kernels PyTorch would take on a CPU
             fusible = torch._fused_sdp_choice(*inputs, **named) != SDPBackend.MATH.value
             moving = has_dual_level() and any(map(carries_tangent, (query, key, value)))
             if fusible and _recorded(query, key, value) and not moving:
