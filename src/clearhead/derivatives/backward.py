@@ -30,7 +30,7 @@ from clearhead.errors import DerivativeError
 _READY = frozenset(  # of a row's state, log_sum has the derivative of the log-sum-exp
     "log_sum" if name == "logsumexp" else arrays_of(name)[0] for name, one in STATISTICS.items() if one.derivative
 )
-READS = frozenset(  # the results that the backward pass reads
+READS = frozenset(  # the results that a gradient reads: terms per row, and top's keys, where it is recomputed
     array for name, one in STATISTICS.items() if one.derivative == "row" or name == "top" for array in arrays_of(name)
 )
 _PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # terms of Upstream, and their statistics

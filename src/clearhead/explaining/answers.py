@@ -65,26 +65,21 @@ class Target(NamedTuple):
     def value(self, logits: Array) -> tuple[float, Array]:
         """The number, and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
         exact = np.asarray(logits, np.float64)
+        number = self.number(exact, self.odds_of_each(exact))
         slopes, picked = np.zeros(exact.shape), list(self.answer)
         rows = np.arange(len(picked))
         slopes[rows, picked] = self.sign
         if self.against is not None:
             slopes[0, self.against] -= self.sign
-            return float((slopes * exact).sum()), slopes
-        if self.odds and len(rows) == 1:  # the logit less the log-sum-exp of all others: no difference of near numbers
-            value = float(self.odds_of_each(exact)[0])
-            others = exact - exact[0, picked] + value
+            return number, slopes
+        if self.odds and len(rows) == 1:  # the softmax of all others: no difference of near numbers
+            others = exact - exact[0, picked] + self.sign * number
             others[0, picked] = -np.inf
-            return self.sign * value, slopes - self.sign * np.exp(others)
-        high = exact.max(axis=-1, keepdims=True)
-        powers = np.exp(exact - high)
-        sums = powers.sum(axis=-1, keepdims=True)
-        log_p = float((exact[rows, picked] - high[:, 0] - np.log(sums[:, 0])).sum())
-        slopes -= self.sign * powers / sums
-        if not self.odds:
-            return self.sign * log_p, slopes
-        rest = max(-np.expm1(log_p), np.finfo(np.float64).tiny)
-        return self.sign * float(log_p - np.log(rest)), slopes / rest
+            return number, slopes - self.sign * np.exp(others)
+        powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
+        slopes -= self.sign * powers / powers.sum(axis=-1, keepdims=True)
+        rest = np.exp(-np.logaddexp(0.0, self.sign * number)) if self.odds else 1.0  # 1 − P
+        return number, slopes / max(rest, np.finfo(np.float64).tiny)
 
 
 class Question(NamedTuple):

@@ -257,7 +257,7 @@ class Explanation(Tabular, Framing):
         3
         """
         parts = [part for part in self.ranked if part.hidden is not None][: whole_number("count", count, 1)]
-        numbers, label = [self.value + (part.hidden or 0.0) for part in (*parts, PartEffect("", 0, 0, (), 0.0))], "y"
+        numbers, label = [*(self.value + (part.hidden or 0.0) for part in parts), self.value], "y"
         if not self.rivals.compared:
             tokens, label = shared_by(self), "the answer's probability without the part, in %"
             numbers = [100 * probability(y, tokens) for y in numbers]

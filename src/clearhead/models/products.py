@@ -18,7 +18,9 @@ from clearhead.core.axes import Array
 from clearhead.engines.threads import get_num_threads
 
 _SHARED = 2**21  # multiplications of a product that threads share
-_lock, _inside = Lock(), [0, 0]  # products that are computed at this moment, BLAS's threads before the first of them
+_lock = Lock()
+_inside = [0]  # products that are computed at this moment
+_before: list[int] = []  # the threads of each BLAS before the first of them
 
 
 def product(x: Array, w: Array) -> Array:
@@ -52,7 +54,7 @@ def _one_thread() -> Iterator[None]:
     blas = _blas()
     with _lock:
         if not _inside[0]:
-            _inside[1] = max((one.num_threads for one in blas), default=1)
+            _before[:] = [one.num_threads for one in blas]
             for one in blas:
                 one.set_num_threads(1)
         _inside[0] += 1
@@ -62,8 +64,8 @@ def _one_thread() -> Iterator[None]:
         with _lock:
             _inside[0] -= 1
             if not _inside[0]:
-                for one in blas:
-                    one.set_num_threads(_inside[1])
+                for one, count in zip(blas, _before, strict=True):
+                    one.set_num_threads(count)
 
 
 @cache
