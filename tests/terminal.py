@@ -43,7 +43,7 @@ def fitting(*arguments: object, environment: Mapping[str, str]) -> str:
     assert (done.returncode, done.stderr) == (0, "")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     assert max(cell_len(line) for line in plain.splitlines()) <= 80
-    assert ("\x1b[38;2;" in done.stdout) == bool(environment)
+    assert bool(re.search(r"\x1b\[[34]8;2;", done.stdout)) == bool(environment)
     return plain
 
 

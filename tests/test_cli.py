@@ -40,7 +40,7 @@ def test_explain_prints_every_section():
 
 
 REPORTS = {  # the options of each, Chinese words that it has, and English ones that it may not have (_ is a space)
-    "steps": (["--steps"], "逐步计算 被遮蔽 最大偏差 不可关注处为 softmax(M)，逐行", "forbidden row largest chosen"),
+    "steps": (["--steps"], "逐步计算 最大偏差 不可关注处为 softmax(M)，逐行", "forbidden row largest chosen"),
     "why": (
         ["--why"],
         "为什么是 原文 作用 重新运行 隐藏 几率 未能解释",

@@ -82,7 +82,6 @@ class HeadSteps(Tabular, Framing):
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ becomes None."""
         arithmetic = ("scores", "masked", "weights", "contributions", "output")
-        shading = np.where(np.isneginf(self.row.masked), np.nan, self.row.weights)
         data: dict[str, Any] = {
             "model": {"name": self.model.name, **self.model.config.facts()},
             "text": self.text,
@@ -91,7 +90,6 @@ class HeadSteps(Tabular, Framing):
             "next": [choice._asdict() for choice in self.next],
             "answer": {
                 "next": [choice._asdict() for choice in self.after],
-                "shading": listed(shading),
                 "heads": [head.to_json() for head in self.heads()],
             },
             "layer": self.layer,

@@ -1,6 +1,6 @@
 """An explanation in the terminal: the answer, then tokens, the layer's steps, one head's weights, one token's sum.
 
-The answer is the text shaded by what the chosen token attends to, what follows it, and what heads do.
+The answer is what the chosen token attends to, what follows it, and what heads do.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,6 @@ from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
 from clearhead.report.heat import matrices
-from clearhead.report.shaded import shaded_text
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.tables import aligned, bar
 from clearhead.words import Language, formula, say
@@ -31,12 +30,13 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print all of it, the answer first."""
-    sections(console, (part(console, seen, language) for part in (answer, opening, _layer, _weights, _arithmetic)))
+    rest = (part(console, seen, language) for part in (opening, _layer, _weights, _arithmetic))
+    sections(console, [answer(seen, language), *rest])
 
 
 def show_opening(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print the answer alone."""
-    sections(console, [answer(console, seen, language), iter([more_note(seen, language)])])
+    sections(console, [answer(seen, language), iter([more_note(seen, language)])])
 
 
 def more_note(seen: HeadSteps | HeadEffect, language: Language) -> Text:
@@ -44,14 +44,11 @@ def more_note(seen: HeadSteps | HeadEffect, language: Language) -> Text:
     return note(say(language, "why more", head=f"{seen.layer}.{seen.head}"))
 
 
-def answer(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
+def answer(seen: HeadSteps, language: Language) -> Iterator[Text]:
     """What the token attends to, what follows it, what heads do."""
-    weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
     yield title(shown(attending(seen, language)))
     if "sinks" in seen.run.rules:
-        yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(weights.sum())))))
-    yield Text()
-    yield from shaded_text(console, seen.text, seen.tokens, (weights, masked, seen.token), language)
+        yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(seen.row.weights.sum())))))
     if seen.after:
         yield Text()
         yield title(shown(following(seen, language)))
