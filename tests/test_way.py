@@ -10,9 +10,10 @@ import torch
 from rich.cells import cell_len
 
 import clearhead as ch
-from clearhead.explaining.attribution import against, of_decoder, way
+from clearhead.explaining.attribution import against, ways
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
+from clearhead.models.protocol import choices
 from dense_gpt2 import random_peer
 from seeds import fresh
 from terminal import call
@@ -44,8 +45,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
         x = vector.detach().double()
         return float(row @ ((x - x.mean()) / sigma * norm.weight.detach()))
 
-    stream = of_decoder(model, ids, model.run(ids), position)
-    to_token = way(stream, token, "")
+    (to_token,) = ways(model, run := model.run(ids), position, choices(model, run.logits[position], [token]))
     names = ["transformer.wte", "transformer.wpe"]
     for layer in range(3):
         names += [f"transformer.h.{layer}.attn.c_proj", f"transformer.h.{layer}.mlp.c_proj"]
@@ -69,15 +69,6 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
             inputs = written[f"into transformer.h.{part.layer}.attn.c_proj"][position]
             alone = [adds(inputs[start : start + 6] @ weight[start : start + 6]) for start in range(0, 24, 6)]
             np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
-
-
-def test_a_length_whose_squares_overflow_float32_is_finite():
-    model = gpt2.load()
-    ids = [token.id for token in model.tokenizer.tokens(TEXT)]
-    run = of_decoder(model, ids, model.run(ids), 3)
-    vector = (1e30 * fresh().standard_normal(len(run.written[0].vector))).astype(np.float32)
-    part = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]
-    np.testing.assert_allclose(part.length, np.linalg.norm(vector.astype(np.float64)), 1e-6)
 
 
 def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():

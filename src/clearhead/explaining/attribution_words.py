@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.digits import rounded, significant
-from clearhead.explaining.attribution import Way, WayNorm, WayPart
+from clearhead.explaining.attribution import Norm, Way, WayPart
 from clearhead.textbook.page import capitalised
 from clearhead.words import LANGUAGES, Language, say
 
@@ -23,12 +23,12 @@ def part_name(part: WayPart, d_model: int, language: Language) -> str:
     return say(language, f"way {part.kind}{alone}", d_model=d_model, **sizes)
 
 
-def norm_name(norm: WayNorm, d_model: int, language: Language) -> str:
+def norm_name(norm: Norm, d_model: int, language: Language) -> str:
     """A norm with the vector's length before and after it, and its σ."""
     return say(language, "way centred norm" if norm.centred else "way plain norm", **_lengths(norm, d_model))
 
 
-def _lengths(norm: WayNorm, d_model: int) -> dict[str, object]:
+def _lengths(norm: Norm, d_model: int) -> dict[str, object]:
     lengths = {name: significant(getattr(norm, name)) for name in ("before", "after", "sigma")}
     return {"d_model": d_model, **lengths}
 

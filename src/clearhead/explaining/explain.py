@@ -13,15 +13,14 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
-from clearhead.explaining.attribution import Way, heads_by_share, of_decoder
-from clearhead.explaining.attribution import way as way_to
+from clearhead.explaining.attribution import Way, heads_by_share, ways
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
-from clearhead.explaining.part_runs import Again, candidate, cuts
+from clearhead.explaining.part_runs import Again, cuts
 from clearhead.explaining.texts import Part, Reading, parts_of_text, read, read_slices
 from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
@@ -135,13 +134,13 @@ def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., E
     """The answer, and the parts of the text, before anything is run again; `made` takes the rest."""
     model, (run, row) = again.model, (again.based[0].run, again.based[0].target.rows.start)
     base = np.asarray(run.logits[row])
-    candidates = [candidate(model, base, i) for i in again.pair]
+    one, two = choices(model, base, again.pair)
     answer, other = ("".join(map(model.tokenizer.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
     neutral = model.tokenizer.text(model.tokenizer.neutral)
     nothing = np.zeros((model.config.layers, model.config.heads))
     return made(
-        rivals=Rivals(answer, candidates[0], other, candidates[1], bool(asked.against), float(again.value)),
-        next=[candidate(model, base, int(i)) for i in rerun.likely(base)],
+        rivals=Rivals(answer, one, other, two, bool(asked.against), float(again.value)),
+        next=choices(model, base, rerun.likely(base).tolist()),
         parts=[PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut],
         **{name: [] for name in ("groups", "pairs", "heads", "edges", "numbers")},
         sinks=rerun.resting(run, row),
@@ -169,19 +168,18 @@ def _explained(
     for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
     heads, heads_run, off = head_runs.heads(again, by_head)
-    ways: list[Way] = []
+    both: list[Way] = []
     if isinstance(model, Model):  # whose parts add up
-        run, rows = again.based[0].run, again.based[0].target.rows
-        stream = of_decoder(model, list(run.ids), run, rows.start)
-        ways = [way_to(stream, one.id, one.text) for one in (found.rivals.token, found.rivals.against)]
-    named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(ways)[:_HEADS]
+        base = again.based[0]
+        both = ways(model, base.run, base.target.rows.start, [found.rivals.token, found.rivals.against])
+    named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(both)[:_HEADS]
     looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
     gap = total - sum(part.effect for part in parts)
     return replace(
         found,
-        rivals=found.rivals._replace(ways=tuple(ways)),
+        rivals=found.rivals._replace(ways=tuple(both)),
         parts=parts,
         groups=groups,
         pairs=part_runs.pairs(again, parts, total),

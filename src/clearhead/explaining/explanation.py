@@ -21,7 +21,6 @@ from clearhead.explaining.rerun import Based
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import Reading
 from clearhead.explaining.why_lists import (
-    Candidate,
     EdgeEffect,
     HeadEffect,
     OtherNumber,
@@ -42,7 +41,7 @@ from clearhead.explaining.why_words import (
     shared_by,
 )
 from clearhead.loading import load
-from clearhead.models.protocol import LanguageModel, Token
+from clearhead.models.protocol import Choice, LanguageModel, Token
 from clearhead.spelling import bare
 from clearhead.tables import Table, Tabular
 from clearhead.view.container import Document
@@ -63,9 +62,9 @@ class Rivals(NamedTuple):
     """
 
     answer: str
-    token: Candidate
+    token: Choice
     other: str
-    against: Candidate
+    against: Choice
     compared: bool
     value: float
     ways: Sequence[Way] = ()
@@ -115,7 +114,7 @@ class Explanation(Tabular, Framing):
     prompt: Any  # the text or the messages, as they came
     reading: Reading  # all that the model read, of messages by its template, and its tokens
     rivals: Rivals
-    next: Sequence[Candidate]  # the likeliest next tokens, the likeliest first
+    next: Sequence[Choice]  # the likeliest next tokens, the likeliest first
     parts: list[PartEffect]  # in the order of the text
     groups: list[PartEffect]  # sentences that were hidden as a whole, where there were too many parts for one run each
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first

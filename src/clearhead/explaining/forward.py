@@ -89,6 +89,6 @@ def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
         matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
         layers.append(ShownLayer(str(number), range(len(part.q)), matrix, v=part.v[None]))
     following = [] if run.logits is None else next_tokens(model, run.logits[len(tokens) - 1], 5)
-    facts = {"model": model_line(model), "next": [choice[1:] for choice in following] or None}
+    facts = {"model": model_line(model), "next": [choice[1:3] for choice in following] or None}
     words = {each: {"page": {"next": capitalised(say(each, "next"))}} for each in LANGUAGES}
     return ShownRun(model.name, layers, [token.text for token in tokens], header={"facts": facts, "words": words})

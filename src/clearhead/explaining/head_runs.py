@@ -7,9 +7,10 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.explaining import rerun
-from clearhead.explaining.part_runs import Again, candidate
+from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgePlace, Rerun, kept, likely
 from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, OtherNumber
+from clearhead.models.protocol import choices
 from clearhead.watching.pieces import words
 
 _ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
@@ -102,8 +103,8 @@ def other_numbers(
             if place in rows:
                 share = float(np.exp(log_p(now, rows)))
                 listed.append(EdgeEffect(*edge, weight_of(again, edge), np.nan, float(change), share, np.nan))
-    others = [candidate(again.model, logits[row], i) for row, i in asked]
-    ones = [candidate(again.model, logits[row], answer[row]) for row, _ in asked]
+    pairs = [choices(again.model, logits[row], (answer[row], other)) for row, other in asked]
+    ones, others = map(list, zip(*pairs, strict=True))
     for place, rows in enumerate(spans if several else ()):
         share = float(np.exp(log_p(run, rows)))
         ones[place] = ones[place]._replace(text="".join(texts[row] for row in rows), probability=share)

@@ -23,8 +23,8 @@ from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target, probability
 from clearhead.explaining.rerun import Based, Rerun
 from clearhead.explaining.texts import Part, grouped
-from clearhead.explaining.why_lists import Candidate, PairEffect, PartEffect
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Variant, probabilities
+from clearhead.explaining.why_lists import PairEffect, PartEffect
+from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 _POINTS = 4
@@ -58,7 +58,7 @@ class Again(NamedTuple):
     def changed(self, one: Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         token = one.likeliest
-        likeliest = Candidate(token, self.model.tokenizer.text(token), one.share(token), one.logits[token])
+        likeliest = Choice(token, self.model.tokenizer.text(token), one.share(token), one.logits[token])
         share = probability(one.value) if self.based[0].target.odds else one.share(self.pair[0])
         now = {"share": share, "likeliest": likeliest, "lead": self.lead(one.logits)}
         return {"hidden": one.value - self.value, **now}
@@ -73,11 +73,6 @@ def read_effort(effort: Any, tokens: int) -> int:
         return whole_number("effort", effort, 0, 2**16)
     check_known("effort", [effort], EFFORTS)
     return 2 * _HALVES if effort == "careful" else min(_HALVES, _HALVED // tokens)
-
-
-def candidate(model: LanguageModel, logits: Array, token: int) -> Candidate:
-    """A token with its share of the next-token probabilities."""
-    return Candidate(token, model.tokenizer.text(token), float(probabilities(logits)[token]), float(logits[token]))
 
 
 def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], tokens: int) -> int:

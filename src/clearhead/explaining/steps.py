@@ -12,7 +12,7 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.explaining import editing
-from clearhead.explaining.attribution import Way, of_decoder, way
+from clearhead.explaining.attribution import Way, ways
 from clearhead.explaining.editing import moved
 from clearhead.explaining.forward import check_each, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.head_steps import HeadSteps
@@ -159,15 +159,14 @@ def _edited(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edit
 
 
 def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> HeadSteps:
-    (layer, head), (run, entropy, _), ways = place, ran, list[Way]()
+    (layer, head), (run, entropy, _), to_each = place, ran, list[Way]()
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
     steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
     choices = [] if run.logits is None else [next_tokens(model, row, max(1, asked.most)) for row in run.logits]
     after = choices[asked.token] if choices else []
     if isinstance(model, Model):  # whose parts add up
-        stream = of_decoder(model, [token.id for token in part.tokens], run, asked.token)
-        ways = [way(stream, choice.id, choice.text) for choice in after]
+        to_each = ways(model, run, asked.token, after)
     return HeadSteps(
         model=model,
         text=part.text,
@@ -188,7 +187,7 @@ def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, 
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),
-        ways=ways,
+        ways=to_each,
     )
 
 

@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clearhead.core.axes import Array
-
-
-class Candidate(NamedTuple):
-    """A token that may come next, its probability and its logit."""
-
-    id: int
-    text: str
-    probability: float
-    logit: float
+from clearhead.models.protocol import Choice
 
 
 class PartEffect(NamedTuple):
@@ -35,7 +27,7 @@ class PartEffect(NamedTuple):
     replaced: str = ""
     hidden: float | None = None
     share: float | None = None
-    likeliest: Candidate | None = None
+    likeliest: Choice | None = None
     lead: float | None = None
 
 
@@ -49,7 +41,7 @@ class PairEffect(NamedTuple):
     second: PartEffect
     hidden: float
     share: float
-    likeliest: Candidate
+    likeliest: Choice
     lead: float
 
 
@@ -62,8 +54,8 @@ class OtherNumber(NamedTuple):
     edges     of the rows that say the word, the strongest first; `truth` and `share` are the word's, others NaN
     """
 
-    token: Candidate
-    against: Candidate
+    token: Choice
+    against: Choice
     by_head: Array
     by_part: Array
     edges: "list[EdgeEffect]"

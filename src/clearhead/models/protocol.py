@@ -158,15 +158,21 @@ def probabilities(logits: Array) -> Array:
 
 
 class Choice(NamedTuple):
-    """A token that may come next, and its probability."""
+    """A token that may come next, its probability and its logit."""
 
     id: int
     text: str
     probability: float
+    logit: float
+
+
+def choices(model: LanguageModel, logits: Array, tokens: Sequence[int]) -> list[Choice]:
+    """Some tokens with their probabilities among all next ones."""
+    shares = probabilities(logits)
+    return [Choice(i, model.tokenizer.text(i), float(shares[i]), float(logits[i])) for i in tokens]
 
 
 def next_tokens(model: LanguageModel, logits: Array, count: int) -> list[Choice]:
     """The likeliest tokens, without sorting the whole vocabulary."""
     some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
-    order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
-    return [Choice(int(i), model.tokenizer.text(int(i)), float(shares[i])) for i in order]
+    return choices(model, logits, some[np.argsort(-logits[some], kind="stable")].tolist())
