@@ -123,7 +123,7 @@ def test_each_token_is_explained_by_a_click(running, seen):
             assert page.evaluate("document.activeElement.id") == f"number-{place}"
             labels = page.locator(".effects button").evaluate_all("all => all.map((each) => each.ariaLabel)")
             effects = [number(label.split()[1]) for label in labels]
-            assert all(map(near, effects, -one.by_head.ravel()))
+            assert all(map(near, effects, one.by_head.ravel()))
             strongest = {f"{edge.layer}.{edge.head}": edge for edge in reversed(one.edges)}
             for name, *row in rows_of(page, ".carried"):
                 edge = strongest[name]
@@ -182,7 +182,7 @@ def test_every_head_is_in_one_grid_and_found_by_typing(running, seen):
     with opened(running, seen.to_html(), wait=SHADED) as page:
         cells = page.locator(".effects button")
         said = [label.split() for label in cells.evaluate_all("all => all.map((each) => each.ariaLabel)")]
-        changes = {f"{layer}.{head}": -x for (layer, head), x in np.ndenumerate(seen.estimate.heads_run)}
+        changes = {f"{layer}.{head}": x for (layer, head), x in np.ndenumerate(seen.estimate.heads_run)}
         assert [name for name, _ in said] == list(changes)
         assert all(near(number(effect), changes[name]) for name, effect in said)
         page.locator("#order").select_option("effect")

@@ -60,7 +60,7 @@ export function causesRoom(page, shell, place, answer, rename) {
   /** What is said of a head, and its edges in the text. @param {number} layer @param {number} head */
   const show = (layer, head) => {
     const name = nameOfHead(layers, layer, head, shell.t);
-    write(said, `${name} (${signed(why.grid[layer][head])}): ${captionOf(page, run, layer, head, shell)}`);
+    write(said, `${name} (${signed(-why.grid[layer][head])}): ${captionOf(page, run, layer, head, shell)}`);
     drawEdges(answer.text, query, looksOf(page, run)?.heads[layer][head] ?? []);
   };
   const showChosen = () => show(place.chosen.layer, place.chosen.head);
@@ -182,7 +182,7 @@ function cellsOf(values, layers, byLayer) {
   const made = cells.map(({ x, layer, head }) => {
     const name = `${layers[layer].name}.${head}`;
     const style = byLayer ? { ...tint(x, most, 90), "grid-area": `${head + 2} / ${layer + 2}` } : tint(x, most);
-    const label = { "aria-label": `${name} ${signed(x)}`, "aria-pressed": "false", tabindex: -1 };
+    const label = { "aria-label": `${name} ${signed(-x)}`, "aria-pressed": "false", tabindex: -1 };
     return h("button", { style, "data-place": `${layer} ${head}`, ...label }, !byLayer && name);
   });
   return byLayer ? [...tops, ...values[0].map((_, i) => side(`${i + 2} / 1`, i % beside === 0 && i)), ...made] : made;
