@@ -105,6 +105,15 @@ def made(seen, hidden, head=-0.01, **changed):
     return replace(seen, parts=parts, heads=heads, rivals=seen.rivals._replace(value=2.0), pairs=[])
 
 
+def test_a_leader_is_another_word_and_a_fragment_says_so():
+    girl, lamb = cause().rivals.against._replace(probability=0.5), cause().rivals.token
+    said = [
+        part_lines(made(cause(), -4.0, likeliest=likeliest, begins=begins), "en")[0].partition(": ")[2]
+        for likeliest, begins in ((girl, True), (lamb._replace(id=0, text="Lamb"), False))
+    ]
+    assert said == ["“lamb” falls to 11.92%, and “girl…” leads with 50.00%.", "“lamb” falls to 11.92%."]
+
+
 @pytest.mark.parametrize(
     ("hidden", "head", "said"),
     [

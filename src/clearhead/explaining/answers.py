@@ -191,7 +191,7 @@ def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int)
         if logits[i] >= floor and model.tokenizer.text(i).strip() in standing:
             return i
     ids = [token.id for token in reading.tokens]
-    whole = (i for i in begins[:_CHECKED] if not _goes_on(model, ids, run, i))
+    whole = (i for i in begins[:_CHECKED] if not goes_on(model, ids, run, i))
     return next(whole, begins[0] if begins else order[0] if order else answer)
 
 
@@ -201,8 +201,8 @@ def _is_word(text: str, answer: str) -> bool:
     return text.strip().isalnum() and begins
 
 
-def _goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) -> bool:
-    """Does the model go on within the word that a token begins, as after " Mont"?"""
+def goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) -> bool:
+    """Does the model go on within the word that a token begins, as after " Mont"? One step of decoding."""
     try:
         after = model.tokenizer.text(_next(model, [*ids, token], run))
     except ShapeError:  # the text fills the model's positions

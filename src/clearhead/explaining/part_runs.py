@@ -20,10 +20,10 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, check_known
 from clearhead.explaining import rerun
-from clearhead.explaining.answers import Target, probability
+from clearhead.explaining.answers import Target, goes_on, probability
 from clearhead.explaining.rerun import Based, Rerun
 from clearhead.explaining.texts import Part, grouped
-from clearhead.explaining.why_lists import PairEffect, PartEffect
+from clearhead.explaining.why_lists import PairEffect, PartEffect, by_change
 from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
@@ -36,6 +36,7 @@ _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
 _GROUP, _REFINED = 24, 3  # parts of a sentence that is hidden as a whole; such sentences whose parts are hidden too
 _ROOM = 2**15  # tokens of all runs: where more sentences than parts may be hidden would take more, blocks come first
+_SHOWN = 5  # parts on the screen
 _HALVES, _HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
 
 
@@ -155,7 +156,17 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> H
         start, stop = parts[places[0]].start, parts[places[-1]].stop
         tokens = tuple(token for place in places for token in parts[place].tokens)
         groups.append(PartEffect(text[start:stop], start, stop, tokens, 0.0, parts[places[0]].replaced, **changed))
+    shown = {part.tokens for part in by_change([*groups, *made])[:_SHOWN]}
+    made, groups = ([_with_begins(again, part) if part.tokens in shown else part for part in x] for x in (made, groups))
     return Hidden(made, sorted(groups, key=lambda group: group.start), runs)
+
+
+def _with_begins(again: Again, part: PartEffect) -> PartEffect:
+    """The part, which says whether the likeliest token without it only begins a word."""
+    (target, run), then = again.based[0][:2], part.likeliest
+    if then is None or then.id == again.pair[0]:
+        return part
+    return part._replace(begins=goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id))
 
 
 def weighed(

@@ -16,6 +16,7 @@ class PartEffect(NamedTuple):
     hidden   what y changes by when no later token may see the part, in a run; None where it was not run
     share    the answer's probability then; where two answers are compared, that of its first token
     likeliest   the likeliest next token then
+    begins   does it only begin a word, as " Mont" does? Known of the parts that the screen shows
     lead     what the lead of the answer's first token over the other one changes by, in logits
     """
 
@@ -29,6 +30,7 @@ class PartEffect(NamedTuple):
     share: float | None = None
     likeliest: Choice | None = None
     lead: float | None = None
+    begins: bool = False
 
 
 class PairEffect(NamedTuple):

@@ -158,12 +158,15 @@ def head_lines(seen: Any, language: Language, count: int | None = None) -> list[
 
 def _line(seen: Any, language: Language, without: str, one: PartEffect | HeadEffect) -> str:
     """Without “France”: Paris falls to 0.2%, and London leads with 40%."""
-    change, then = (one.truth, None) if isinstance(one, HeadEffect) else (one.hidden or 0.0, one.likeliest)
+    change = one.truth if isinstance(one, HeadEffect) else one.hidden or 0.0
     facts = _facts(seen, language, change) | {"without": f"{without[:1].upper()}{without[1:]}"}
     if seen.rivals.compared:
         return say(language, "why times as likely", **facts)
-    if then is not None and change < 0 and then.id != seen.rivals.token.id and then.text.strip():
-        return say(language, "why passed", **facts, leader=f"“{bare(then.text)}”", share=percent(then.probability))
+    if isinstance(one, PartEffect) and one.likeliest is not None and change < 0:
+        then, name = one.likeliest, bare(one.likeliest.text)
+        if then.text.strip() and name.casefold() != bare(seen.rivals.token.text).casefold():
+            leader = f"“{name}…”" if one.begins else f"“{name}”"
+            return say(language, "why passed", **facts, leader=leader, share=percent(then.probability))
     key = "stays" if facts["before"] == so_likely(seen, change) else "falls" if change < 0 else "rises"
     return say(language, f"why {key}", **facts)
 
