@@ -97,8 +97,8 @@ def test_each_listed_token_has_a_way_and_differences_are_logits():
 
 def test_why_prints_the_way_and_the_difference_from_the_other():
     why = ch.explain("mary had a little", answer="lamb", against="girl")
-    assert [each.text for each in why.rivals.ways] == [" lamb", " girl"]
-    less = against(*why.rivals.ways)
+    assert [each.text for each in why.ways] == [" lamb", " girl"]
+    less = against(*why.ways)
     assert less.sums[-1] == pytest.approx(why.rivals.lead, abs=1e-4)
     done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl", "--way")
     assert "minus ␣girl" in done.stdout

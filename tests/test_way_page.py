@@ -78,9 +78,9 @@ def spelling(way):
 def test_the_page_of_causes_has_the_ways_to_both_tokens(running):
     result = ch.explain(TEXT, answer="lamb", against="girl")
     with opened(running, result.to_html(), place="#step-way") as page:
-        check(page, result.rivals.ways[0])
+        check(page, result.ways[0])
         page.locator("#pick-less").select_option("␣girl")
-        check(page, against(*result.rivals.ways))
+        check(page, against(*result.ways))
 
 
 def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):

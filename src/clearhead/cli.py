@@ -141,7 +141,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
             console.print()
         (changed if edits else explained).show(console, seen, options.lang)
     if seen is not None and (way or (steps and not edits)):
-        ways = cause.rivals.ways if cause else ()
+        ways = cause.ways if cause else []
         attribution.show(console, replace(seen, ways=ways) if ways else seen, options.lang)
     return 0
 

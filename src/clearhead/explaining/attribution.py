@@ -190,10 +190,3 @@ def against(first: Way, second: Way) -> Way:
         for part, other in zip(first.parts, second.parts, strict=True)
     ]
     return first._replace(logit=first.logit - second.logit, parts=parts)
-
-
-def heads_by_share(ways: Sequence[Way]) -> list[tuple[int, int]]:
-    """The heads, (layer, head), by what they add to the lead of the first of two tokens; none where there is no way."""
-    parts = against(*ways).parts if ways else []
-    adds = {(part.layer or 0, head): x for part in parts for head, x in enumerate(part.heads)}
-    return sorted(adds, key=lambda place: -abs(adds[place]))

@@ -13,7 +13,6 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import editing, head_runs, part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
-from clearhead.explaining.attribution import Way, heads_by_share, ways
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
 from clearhead.explaining.part_runs import Again, cuts
@@ -142,9 +141,10 @@ def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., E
         rivals=Rivals(answer, one, other, two, bool(asked.against), float(again.value)),
         next=choices(model, base, rerun.likely(base).tolist()),
         parts=[PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut],
-        **{name: [] for name in ("groups", "pairs", "heads", "edges", "numbers")},
+        **{name: [] for name in ("groups", "pairs", "heads", "edges")},
+        reruns=({}, {}, {}),
         sinks=rerun.resting(run, row),
-        based=again.based,
+        again=again,
         estimate=Estimate(np.zeros(row + 1), nothing, nothing * np.nan, 0.0, 0.0, 0, missed=False),
     )
 
@@ -168,23 +168,18 @@ def _explained(
     for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
     heads, heads_run, off = head_runs.heads(again, by_head)
-    both: list[Way] = []
-    if isinstance(model, Model):  # whose parts add up
-        base = again.based[0]
-        both = ways(model, base.run, base.target.rows.start, [found.rivals.token, found.rivals.against])
-    named = [(head.layer, head.head) for head in heads[:_HEADS]] + heads_by_share(both)[:_HEADS]
-    looked = [(place, 0, _KEYS) for place in named] + head_runs.of_later_tokens(again, off)
+    looked = [((head.layer, head.head), 0, _KEYS) for head in heads[:_HEADS]]
+    looked += head_runs.of_later_tokens(again, off)
     estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
     gap = total - sum(part.effect for part in parts)
     return replace(
         found,
-        rivals=found.rivals._replace(ways=tuple(both)),
         parts=parts,
         groups=groups,
         pairs=part_runs.pairs(again, parts, total),
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         edges=edges[: again.listed],
-        numbers=head_runs.other_numbers(again, off, ran.runs, without, (by_head.shape, len(parts))),
+        reruns=(off, ran.runs, without),
         estimate=Estimate(by_token, by_head, heads_run, total, gap, points, missed),
     )

@@ -12,9 +12,10 @@ from clearhead.core.effects import spearman
 from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.errors import MissingExtraError
-from clearhead.explaining import editing, part_runs, why_page
+from clearhead.explaining import part_runs, why_page
 from clearhead.explaining.answers import decides, probability
-from clearhead.explaining.attribution import Way
+from clearhead.explaining.attribution import Way, ways
+from clearhead.explaining.head_runs import Reruns, other_numbers
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import Based
@@ -41,6 +42,7 @@ from clearhead.explaining.why_words import (
     shared_by,
 )
 from clearhead.loading import load
+from clearhead.models.model import Model
 from clearhead.models.protocol import Choice, LanguageModel, Token
 from clearhead.spelling import bare
 from clearhead.tables import Table, Tabular
@@ -58,7 +60,6 @@ class Rivals(NamedTuple):
     other            the text of the other answer, or of the runner-up
     compared         is y about the other answer too?
     value            y, in natural logarithms
-    ways             to both first tokens, where the model's parts can be added up
     """
 
     answer: str
@@ -67,7 +68,6 @@ class Rivals(NamedTuple):
     against: Choice
     compared: bool
     value: float
-    ways: Sequence[Way] = ()
 
     @property
     def lead(self) -> float:
@@ -120,11 +120,11 @@ class Explanation(Tabular, Framing):
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
     heads: list[HeadEffect]  # the strongest in a run first
     edges: list[EdgeEffect]  # the strongest in a run first
-    numbers: Sequence[OtherNumber]  # what the same runs say of each word of the answer, or of other next tokens
+    reruns: Reruns = field(repr=False)
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
     edits: tuple[Edit, ...]  # of the attention, in force in all runs
-    based: Sequence[Based] = field(repr=False)  # the runs that effects are changes of
+    again: Again = field(repr=False)  # what is run again, and what the results are compared with
 
     def __repr__(self) -> str:
         facts = {"": repr(self.text), "answer": repr(self.answer), "value": significant(self.value)}
@@ -163,7 +163,25 @@ class Explanation(Tabular, Framing):
     @property
     def way(self) -> Way | None:
         """What each part of the model adds to the logit of the answer's first token; None where they do not add up."""
-        return next(iter(self.rivals.ways), None)
+        return next(iter(self.ways), None)
+
+    @property
+    def ways(self) -> list[Way]:
+        """The ways to the first tokens of the answer and of the other one; none through PyTorch."""
+        run, row = self.based[0].run, self.based[0].target.rows.start
+        both = self.rivals.token, self.rivals.against
+        return ways(self.model, run, row, both) if isinstance(self.model, Model) else []
+
+    @property
+    def numbers(self) -> list[OtherNumber]:
+        """What the same runs say of each word of the answer, or of the answer rather than other next tokens."""
+        sizes = self.estimate.by_head.shape, len(self.parts)
+        return other_numbers(self.again, self.reruns, sizes)
+
+    @property
+    def based(self) -> Sequence[Based]:
+        """The runs that effects are changes of."""
+        return self.again.based
 
     @property
     def sink(self) -> bool:
@@ -236,11 +254,8 @@ class Explanation(Tabular, Framing):
         >>> ch.explain("mary had a little").trust(8).score > 0
         True
         """
-        placed = editing.by_position(self.edits, self.tokens, self.text)
-        pair = self.rivals.token.id, self.rivals.against.id
-        again = Again(self.model, list(self.based), placed, self.value, "first", 0, pair)
         seed = whole_number("seed", seed, 0)
-        kept, ran = part_runs.halves(again, self.parts, whole_number("masks", masks, 1), seed)
+        kept, ran = part_runs.halves(self.again, self.parts, whole_number("masks", masks, 1), seed)
         effects = np.array([part.effect for part in self.parts])
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
 
@@ -296,6 +311,6 @@ class Explanation(Tabular, Framing):
             "by_token": told.by_token.tolist(),
             "by_head": told.by_head.tolist(),
             "layers": told.by_head.sum(axis=1).tolist(),
-            "ways": [each.to_json() for each in asked.ways],
+            "ways": [each.to_json() for each in self.ways],
             **({"edits": [repr(edit) for edit in self.edits]} if self.edits else {}),
         }

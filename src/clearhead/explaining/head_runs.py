@@ -13,6 +13,8 @@ from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, OtherNumber
 from clearhead.models.protocol import choices
 from clearhead.watching.pieces import words
 
+# runs with heads off, with parts hidden (by their places), and without edges
+Reruns = tuple[dict[tuple[int, int], Rerun], dict[tuple[int, ...], Rerun], dict[EdgePlace, Rerun]]
 _ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
 
 
@@ -62,15 +64,12 @@ def edges(
     return made, missed, dict(zip(chosen, runs, strict=True))
 
 
-def other_numbers(
-    again: Again,
-    off: dict[tuple[int, int], Rerun],
-    hidden: dict[tuple[int, ...], Rerun],
-    without: dict[EdgePlace, Rerun],
-    shape: tuple[tuple[int, ...], int],
-) -> list[OtherNumber]:
-    """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones."""
-    target = again.based[0].target
+def other_numbers(again: Again, reruns: Reruns, sizes: tuple[tuple[int, ...], int]) -> list[OtherNumber]:
+    """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones.
+
+    sizes   layers and heads, and how many parts there are
+    """
+    (off, hidden, without), target = reruns, again.based[0].target
     logits, answer, several = _logits(again), target.answer, len(target.answer) > 1
     texts = list(map(again.model.tokenizer.text, answer))
     spans = [[row for row, _ in word] for _, word in groupby(enumerate(words(texts)), lambda pair: pair[1])]
@@ -90,7 +89,7 @@ def other_numbers(
 
     run = kept(again.based[0], 0.0, logits, target.odds_of_each(logits))
     base = said(run)
-    by_head, by_part = np.full((len(asked), *shape[0]), np.nan), np.full((len(asked), shape[1]), np.nan)
+    by_head, by_part = np.full((len(asked), *sizes[0]), np.nan), np.full((len(asked), sizes[1]), np.nan)
     for (layer, head), now in off.items():
         by_head[:, layer, head] = said(now) - base
     for places, now in hidden.items():

@@ -42,7 +42,7 @@ def document(seen: Any, language: Language) -> Document:
         g = [part.g for _, _, part in back][::-1]
     made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
     of_run = made.header["edited"] if seen.edits else made.header
-    of_run["facts"]["way"] = for_page(seen.rivals.ways)
+    of_run["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in seen.numbers]
