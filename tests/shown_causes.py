@@ -31,7 +31,7 @@ class Truth:
     """One explanation, and every run that it speaks of, made again by other code."""
 
     def __init__(self, seen, logits_of):
-        self.seen, self.answer = seen, list(seen.based[0].target.answer)
+        self.seen, self.answer = seen, list(seen.again.based[0].target.answer)
         self.ids, self.first = [token.id for token in seen.tokens] + self.answer[:-1], len(seen.tokens) - 1
         self.logits_of = lambda *args, **named: logits_of(*args, **named)[self.first :]
         self.base = self.logits_of(self.ids)

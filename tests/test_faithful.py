@@ -135,7 +135,7 @@ def made_again(monkeypatch, y):
     )
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
     based = SimpleNamespace(target=SimpleNamespace(odds=False))
-    return part_runs.Again(Made(y), [based], (), y(set()), "first", 1, (0, 1))
+    return part_runs.Again(Made(y), [based], (), y(set()), "first", 1, (1, 0))
 
 
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
@@ -145,7 +145,7 @@ def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
     assert [part.hidden for part in parts] == [-2.0, 0.0, 0.0, 0.0]
     (pair,) = part_runs.pairs(again, parts, 10.0)
     assert {pair.first.text, pair.second.text} == {"p1", "p3"}
-    assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.25, 1)
+    assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.75, 1)
     assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
     plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
     assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), "", 4).parts, 8.0) == []

@@ -181,7 +181,7 @@ def test_the_odds_of_a_token_far_ahead_are_finite():
 def test_the_strongest_edges_of_either_estimate_are_run_again():
     text, rest = "humpty dumpty sat on", "renormalise"
     seen, (target,) = ch.explain(text, shipped(), count=1000, verify=0), asked_of(shipped(), text)
-    estimate = cuts(shipped(), target, seen.based[0].run, (), rest)[:, :, 0]
+    estimate = cuts(shipped(), target, seen.again.based[0].run, (), rest)[:, :, 0]
     strongest = np.argsort(-np.abs(estimate), axis=None)[:20]
     truths = {(edge.layer, edge.head, edge.key): edge.truth for edge in seen.edges}
     named = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
@@ -387,7 +387,7 @@ def test_a_word_of_several_tokens_is_told_as_if_it_was_asked_for_alone():
     assert [one.token.text for one in whole.numbers] == [" lamb", " unbelievably", " its"]
     word = whole.numbers[1]
     alone = ch.explain("mary had a little lamb", answer=" unbelievably")
-    assert len(alone.based[0].target.answer) > 1
+    assert len(alone.again.based[0].target.answer) > 1
     assert word.token.probability == pytest.approx(alone.probability, rel=1e-4)
     hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
     np.testing.assert_allclose(word.by_part, hidden, rtol=1e-3, atol=1e-4)

@@ -18,7 +18,6 @@ from clearhead.explaining.attribution import Way, ways
 from clearhead.explaining.head_runs import Reruns, other_numbers
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.part_runs import Again
-from clearhead.explaining.rerun import Based
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import Reading
 from clearhead.explaining.why_lists import (
@@ -168,7 +167,7 @@ class Explanation(Tabular, Framing):
     @property
     def ways(self) -> list[Way]:
         """The ways to the first tokens of the answer and of the other one; none through PyTorch."""
-        run, row = self.based[0].run, self.based[0].target.rows.start
+        run, row = self.again.based[0].run, self.again.based[0].target.rows.start
         both = self.rivals.token, self.rivals.against
         return ways(self.model, run, row, both) if isinstance(self.model, Model) else []
 
@@ -177,11 +176,6 @@ class Explanation(Tabular, Framing):
         """What the same runs say of each word of the answer, or of the answer rather than other next tokens."""
         sizes = self.estimate.by_head.shape, len(self.parts)
         return other_numbers(self.again, self.reruns, sizes)
-
-    @property
-    def based(self) -> Sequence[Based]:
-        """The runs that effects are changes of."""
-        return self.again.based
 
     @property
     def sink(self) -> bool:

@@ -163,9 +163,10 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> H
 
 def _with_begins(again: Again, part: PartEffect) -> PartEffect:
     """The part, which says whether the likeliest token without it only begins a word."""
-    (target, run), then = again.based[0][:2], part.likeliest
+    then = part.likeliest
     if then is None or then.id == again.pair[0]:
         return part
+    target, run = again.based[0][:2]
     return part._replace(begins=goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id))
 
 

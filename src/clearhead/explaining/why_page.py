@@ -35,7 +35,7 @@ def document(seen: Any, language: Language) -> Document:
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = steps_of_text(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
-    g, run = None, seen.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
+    g, run = None, seen.again.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
         lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
         back = seen.model.differentiated(lead.ids, [Variant(run.edits)], lead.rows, lambda rows: lead.value(rows)[1])
@@ -52,7 +52,7 @@ def document(seen: Any, language: Language) -> Document:
         one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
     shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
-    shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.based[0].run.ids[len(seen.tokens) :]]
+    shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(seen.tokens) :]]
     turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
     spoken = zip(seen.prompt, places, strict=True) if len(turns) == len(seen.prompt) else ()  # no message is rewritten
@@ -106,7 +106,7 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
 
 def _several(seen: Any) -> bool:
     """Has the answer more than one token?"""
-    return len(seen.based[0].target.answer) > 1
+    return len(seen.again.based[0].target.answer) > 1
 
 
 def _ran(seen: Any) -> bool:

@@ -125,7 +125,7 @@ def strange(seen: Any) -> bool:
     if seen.model.name != SHIPPED:
         return False
     ids = [token.id for token in seen.tokens]
-    logits = np.asarray(seen.based[0].run.logits[: len(ids) - 1], np.float64)
+    logits = np.asarray(seen.again.based[0].run.logits[: len(ids) - 1], np.float64)
     chosen = logits[np.arange(len(ids) - 1), ids[1:]]
     return bool(len(ids) > 1 and (np.logaddexp.reduce(logits, axis=-1) - chosen).mean() > _STRANGE)
 
@@ -237,7 +237,7 @@ def so_likely(seen: Any, change: float = 0.0) -> str:
 
 def shared_by(seen: Any) -> int:
     """1 where the answer is a word, told as likely as all its tokens together; else the tokens, told by their mean."""
-    count = len(seen.based[0].target.answer)
+    count = len(seen.again.based[0].target.answer)
     return 1 if count <= WORD and len(seen.answer.split()) < 2 else count
 
 
@@ -282,5 +282,5 @@ def _carries(seen: Any, language: Language) -> str:
 def _edge(seen: Any, edge: EdgeEffect) -> str:
     """Is ← France: the query attends to the key."""
     names = parts_of(seen.tokens, seen.text).names
-    names += [seen.model.tokenizer.text(token) for token in seen.based[0].run.ids[len(names) :]]
+    names += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(names) :]]
     return " ← ".join(bare(names[place]) for place in edge[2:4])
