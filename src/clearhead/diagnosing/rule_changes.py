@@ -64,11 +64,19 @@ def _window(p: Problem, how: Any) -> Fields:
     left, right = p.window
     if isinstance(how, tuple):
         return {"window": tuple(None if side is None else side + by for side, by in zip(p.window, how, strict=True))}
-    wide = 0 if left is None else left
-    sides = {"both sides": (left, left), "both sides of W": (wide + 1, wide + 1), "right width": (right, right)}
-    sides |= {"left only": (left, 0), "open": (left, None), "before itself": (wide + 1, -1)}
-    half = (wide + 1) // 2
-    sides |= {"half": (half, half), "half, down": (wide // 2, wide // 2), "half of the left": (half, right)}
+    wide, up, down = left or 0, ((left or 0) + 1) // 2, (left or 0) // 2
+    sides = {
+        "both sides": (left, left),
+        "both sides of W": (wide + 1, wide + 1),
+        "right width": (right, right),
+        "left only": (left, 0),
+        "open": (left, None),
+        "before itself": (wide + 1, -1),
+        "half": (up, up),
+        "half, down": (down, down),
+        "half of the left": (up, right),
+        "half of the left, down": (down, right),
+    }
     free = how in ("both sides", "both sides of W", "open", "half", "half, down")
     return {"window": sides.get(how, p.window), "causal": p.causal and not free}
 

@@ -168,7 +168,7 @@ class Fit:
             hidden = ~np.broadcast_to(self.exact.visible(recipe, rows), theirs.shape)
             zero = self._with(recipe, rows, 0.0)
             numbers = (theirs - zero)[hidden & np.isfinite(zero)]
-            return recipe.but(fill=_short(float(np.median(numbers)))) if numbers.size else None
+            return recipe.but(fill=float(np.median(numbers))) if numbers.size else None
         if not theirs.shape == alone.shape == full.shape or not np.isfinite(theirs).any():
             return None
         use = np.isfinite(theirs) & np.isfinite(alone) & np.isfinite(full)
@@ -177,37 +177,45 @@ class Fit:
         if not (largest(gone) > tolerance < largest(apart) and (toward * gone).sum() > 0 < (toward * apart).sum()):
             return None
 
+        aim, along = _log_odds((toward * gone).sum(), (toward * apart).sum()), np.where(use, toward, 0.0)
+
         def beyond(number: float) -> float:
-            """How much further on the way than theirs the recipe's numbers are with this number."""
-            return float((np.where(use, self._with(recipe, rows, number) - theirs, 0.0) * toward).sum())
+            """How much further on the way than theirs the recipe's numbers are with this number, in log-odds."""
+            here = np.where(use, self._with(recipe, rows, number), 0.0)
+            return _log_odds((along * (here - alone)).sum(), (along * (full - here)).sum()) - aim
 
         x = self.exact.logits(recipe.but(masking="after"), rows)
         low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
         number = _root(beyond, low - 40.0, high + 40.0)
         idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
-        return None if idle else recipe.but(fill=_short(number))
+        return None if idle else self._shortest(recipe, rows, number)
+
+    def _shortest(self, recipe: Recipe, rows: Rows, number: float) -> Recipe:
+        """The recipe with this number, or with one of two digits where that fits as well: -9.99998 is -10."""
+        every = [recipe.but(fill=each) for each in (0.0, float(f"{number:.2g}"), number)]
+        enough = max(2 * self.gap(every[-1], rows), self.allowed(every[-1], rows))
+        return next(each for each in every if each is every[-1] or self.gap(each, rows) <= enough)
 
     def _with(self, recipe: Recipe, rows: Rows, number: float) -> Array:
         return self.exact.answer(recipe.but(fill=number), rows)
 
 
-def _root(f: Any, low: float, high: float) -> float:
+def _log_odds(done: float, rest: float) -> float:
+    """How far on a way one is, from -40 to 40: of one row, the log-odds grow with its hidden scores, one by one."""
+    return float(np.log(max(done, 1e-18)) - np.log(max(rest, 1e-18)))
+
+
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
     """Where an increasing function is 0, between two places: false position, and halving where that is slow."""
-    at_low, at_high = f(low), f(high)
+    at_low, at_high, middle = f(low), f(high), low
     for step in range(_STEPS):
-        falls = at_high > at_low and step % 3 < 2
+        last, falls = middle, at_high > at_low and step % 3 < 2
         middle = low - at_low * (high - low) / (at_high - at_low) if falls else (low + high) / 2
         value = f(middle)
-        if value == 0 or high - low < 1e-13 * max(1.0, abs(middle)):
-            return middle
+        if value == 0 or abs(middle - last) < 1e-15 * max(1.0, abs(middle)):
+            break
         low, at_low, high, at_high = (middle, value, high, at_high) if value < 0 else (low, at_low, middle, value)
-    return (low + high) / 2
-
-
-def _short(x: float) -> float:
-    """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
-    short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
-    return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
+    return middle
 
 
 def rms(x: Array) -> float:
