@@ -41,7 +41,7 @@ def assert_attention(
     Problems are drawn at random: odd sizes, grouped heads, one query, many keys, large and growing scores, rows that
     see no key, NaN where nobody may look (`KINDS` has them all). fn is called three times on each: again with equal
     shapes and other numbers, and with these in the first call's arrays. Its inputs must stay as they are, masks
-    included, and its first result must, too. A number passes where it is no further off than four times what rounding
+    included, and so must its earlier results. A number passes where it is no further off than four times what rounding
     explains, in the coarser of its dtype and q's.
 
     fn         called with q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys,

@@ -173,13 +173,16 @@ def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) 
                 kept[name][...] = given[name]
             given = kept
         before = {name: _copy(given[name]).tobytes() for name in arrays}
+        earlier = [_copy(result).tobytes() for result, _ in results]
         try:
             results.append(caller.output(given, g))
         except Exception as error:  # anything that somebody's function may raise
             told = f"{CALLS[place]}: it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return Failure(plan, problem, (told,), error=error)
         changed = [name for name in arrays if _copy(given[name]).tobytes() != before[name]]
-        causes, theirs = tuple(_misbehaved(plan, changed, results)), results[-1][1]
+        moved = any(_copy(result).tobytes() != old for (result, _), old in zip(results, earlier, strict=False))
+        theirs = results[-1][1]
+        causes = tuple(_misbehaved(plan, theirs[0].dtype, changed, moved=moved))
         lines = [line for truth, x in zip(right, theirs, strict=True) for line in truth.wrong(x)]
         if lines and not causes and right[0].fits(theirs[0]):
             causes = ("the output is right, its derivatives are not",)
@@ -205,13 +208,12 @@ def _copy(x: Any) -> Array:
     return array
 
 
-def _misbehaved(plan: ProblemPlan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> Iterator[str]:
-    """What is wrong with a call whatever its numbers are."""
+def _misbehaved(plan: ProblemPlan, dtype: np.dtype[Any], changed: list[str], *, moved: bool) -> Iterator[str]:
+    """What is wrong with a call whatever its numbers are: the inputs that changed, an earlier result that did."""
     if changed:
         yield f"it writes into its inputs: {', '.join(changed)} changed during the call"
-    if len(results) == 2 and _copy(results[0][0]).tobytes() != results[0][1][0].tobytes():
-        yield "the first result changed when it was called again: it returns a buffer that it keeps and reuses"
-    dtype = results[-1][1][0].dtype
+    if moved:
+        yield "an earlier result changed when it was called again: it returns a buffer that it keeps and reuses"
     if dtype != plan.result and dtype.itemsize <= plan.result.itemsize:
         declared = f'dtypes=[("{plan.dtype}", "{dtype}")]'
         yield f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}"
@@ -248,6 +250,8 @@ def _causes(caller: Caller, plan: ProblemPlan, problem: dict[str, Any], theirs: 
             if len(rest) < len(problem) and _truth(plan, rest).fits(theirs):
                 return (f"it ignores {', '.join(sorted(names))}",)
     for narrow in (np.dtype(np.float16), bfloat16):
-        if narrow.itemsize < plan.dtype.itemsize and _truth(plan, problem, narrow).fits(theirs, 0.5):
+        rounded = _truth(plan, problem, narrow)
+        tells = np.median(rounded.rounding) < 0.1 * np.median(abs(rounded.right))  # else it explains anything
+        if narrow.itemsize < plan.dtype.itemsize and tells and rounded.fits(theirs, 0.5):
             return (f"rounding in {narrow} would explain it: is something computed or added up in {narrow}?",)
     return ()
