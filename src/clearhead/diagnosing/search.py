@@ -36,11 +36,6 @@ _MUCH = 2**11  # scores of a row of all heads, from which one row has to do for 
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
 
 
-def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the two that rounds more."""
-    return max(a, b, key=eps)
-
-
 class Fit:
     """Measures recipes against theirs."""
 
@@ -100,7 +95,7 @@ class Fit:
         gap, allowed = self.gap(recipe, rows, exact), self.allowed(recipe, rows, exact)
         runs = self._other_runs if allowed < gap < _DOUBT * allowed else []
         if allowed < gap and recipe == RIGHT:
-            runs = [*runs, Workings(self.inputs, self.plain.precision, "logsumexp")]
+            runs = [*runs, Workings(self.inputs, self.plain.precision, rounded_sums=True)]
         allowed = max([allowed, *(self.allowed(recipe, rows, exact, run) for run in runs)])
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, rows, exact))
@@ -108,7 +103,13 @@ class Fit:
 
     @cached_property
     def _other_runs(self) -> list[Workings]:
-        return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
+        """Plain runs of other inputs, moved within the rounding of their dtype, or of float32 where that is wider."""
+        narrow, rng = self.plain.precision, np.random.default_rng(0)
+        size = eps(max(narrow or self.dtype, np.dtype(np.float32), key=eps))
+        if size < 2.0**-12:  # what one sum after the other may add to the rounding of d_k products
+            size *= max(1.0, self.inputs.problem.d_k**0.5 / 4)
+        moved = [self.inputs.mapped(lambda x: x * (1 + size * rng.uniform(-1, 1, x.shape))) for _ in range(_RUNS)]
+        return [Workings(replace(inputs, v=self.inputs.v), narrow) for inputs in moved]
 
     def _typical(self, recipe: Recipe, rows: Rows, exact: Array) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
@@ -252,7 +253,7 @@ class Search:
             inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
             most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
-        self.inputs, self.fit = inputs, Fit(inputs, coarser(problem.dtype, inputs.theirs.dtype), slack)
+        self.inputs, self.fit = inputs, Fit(inputs, max(problem.dtype, inputs.theirs.dtype, key=eps), slack)
         self.everything, self.sample = rows, _sample_rows(n)
         few = {n // 2} if inputs.merged or prod(problem.shape[:-2]) * problem.keys > _MUCH else {n // 2, n - 1}
         self.screen: Rows = tuple(sorted(few & set(range(n))))
@@ -263,7 +264,7 @@ class Search:
         """How far a candidate may lie from theirs on the screen to be compared any further."""
         return max(1e-3 * largest(self.fit.theirs(self.screen)), 5 * self.fit.allowed(RIGHT, self.screen))
 
-    def measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
+    def _measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
         """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
         for selection in (self.sample, self.everything):
             residual, tolerance = self.fit.measure(candidate.recipe, selection)
@@ -271,13 +272,6 @@ class Search:
             if not candidate.fits:
                 break
         return candidate
-
-    def rounded(self, narrowings: list[MistakeExplanation]) -> list[MistakeExplanation]:
-        """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
-        gap, rows = self.fit.gap(RIGHT, self.everything), self.everything
-        fitting = [(self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows), n) for n in narrowings]
-        surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
-        return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
     def singles(self, only: Callable[[Mistake], bool] = bool) -> list[MistakeExplanation]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
@@ -321,8 +315,12 @@ class Search:
         fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.fit.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
-        paired = [single for single in singles if self._paired(single)]
-        return self.fitting(pairs(paired)) or self.rounded(narrowings)
+        if fitting := self.fitting(pairs([single for single in singles if self._paired(single)])):
+            return fitting
+        rows, gap = self.everything, self.fit.gap(RIGHT, self.everything)
+        sure = {n: self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows) for n in narrowings}
+        surest = max(narrowings, key=sure.__getitem__, default=None)
+        return [replace(surest, residual=gap, tolerance=gap)] if surest is not None and sure[surest] else []
 
     def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
         """Candidates that fit, the closest first.
@@ -330,11 +328,11 @@ class Search:
         One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
         Nor does one that changes more than another: what it adds does nothing here.
         """
-        measured = map(self.measured, self._screened(candidates))
+        measured = map(self._measured, self._screened(candidates))
         single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
         fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.entries) > 1)]
         fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
-        return closest([c for c in fitting if not c.solved] or fitting)
+        return sorted([c for c in fitting if not c.solved] or fitting, key=lambda c: c.residual)
 
     def _screened(self, candidates: Iterable[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
@@ -379,11 +377,6 @@ def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         if a.entries[0] is not b.entries[0] and independent and not apart:
             recipe = Recipe({**a.recipe, **change_b})
             yield MistakeExplanation(a.entries + b.entries, a.changes + b.changes, recipe)
-
-
-def closest(candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
-    """The closest first."""
-    return sorted(candidates, key=lambda candidate: candidate.residual)
 
 
 def _sample_rows(n: int) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ class Workings(Operands):
         if self.problem.sinks is not None:
             sinks = selected(changed_rules(self.problem, recipe), rows, self.dtype).sinks
         result = softmaxed(recipe, x, sinks)
-        if self.perturbed == "logsumexp":
+        if self.rounded_sums:
             off = eps(np.dtype(np.float32)) * np.abs(log_sum(x, sinks))
             result = result * np.exp(-np.minimum(off, _OFF))
         if recipe["averaged"] is not None:
