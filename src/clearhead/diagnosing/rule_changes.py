@@ -61,24 +61,18 @@ def _causal(p: Problem, how: str) -> Fields:
 
 
 def _window(p: Problem, how: Any) -> Fields:
+    """Each side by its name, or by how many keys it is wider."""
+    if how == "without itself":  # no rule
+        return {}
     left, right = p.window
-    if isinstance(how, tuple):
-        return {"window": tuple(None if side is None else side + by for side, by in zip(p.window, how, strict=True))}
-    wide, up, down = left or 0, ((left or 0) + 1) // 2, (left or 0) // 2
-    sides = {
-        "both sides": (left, left),
-        "both sides of W": (wide + 1, wide + 1),
-        "right width": (right, right),
-        "left only": (left, 0),
-        "open": (left, None),
-        "before itself": (wide + 1, -1),
-        "half": (up, up),
-        "half, down": (down, down),
-        "half of the left": (up, right),
-        "half of the left, down": (down, right),
-    }
-    free = how in ("both sides", "both sides of W", "open", "half", "half, down")
-    return {"window": sides.get(how, p.window), "causal": p.causal and not free}
+    wide = -9 if left is None else left  # without a left side its half is no side
+    sides = {"left": left, "W": wide + 1, "half": (wide + 1) // 2, "half, down": wide // 2, "right": right}
+    sides |= {"0": 0, "open": None, "before": -1}
+    pairs = zip(p.window, how, strict=True)
+    window = tuple(sides[by] if isinstance(by, str) else None if side is None else side + by for side, by in pairs)
+    if window == (None, None) or ("before" not in how and any(side is not None and side < 0 for side in window)):
+        raise ValueError("no window at all is another mistake")
+    return {"window": window}
 
 
 def _mask(p: Problem, how: str) -> Fields:

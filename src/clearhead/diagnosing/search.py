@@ -290,15 +290,15 @@ class Search:
         """Usual mistakes about the caller's own rules that these inputs do not show: they give the right numbers."""
         if self.inputs.stage not in _SOFTMAXED:
             return []
-        allowed, by_name = self.fit.allowed(RIGHT, self.sample, self._right), dict[str, list[MistakeExplanation]]()
+        allowed, shown = self.fit.allowed(RIGHT, self.sample, self._right), set[str]()
+        hidden: dict[str, MistakeExplanation] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule) and not mistake.seldom):
-            by_name.setdefault(single.entries[0].name, []).append(single)
-
-        def hidden(single: MistakeExplanation) -> bool:
-            computed = None if single.recipe.unfilled else self._numbers(single.recipe)
-            return computed is not None and largest_difference(computed, self._right) <= allowed
-
-        return [variants[0] for variants in by_name.values() if all(map(hidden, variants))]
+            computed, name = None if single.recipe.unfilled else self._numbers(single.recipe), single.entries[0].name
+            if single.recipe.unfilled or (computed is not None and largest_difference(computed, self._right) > allowed):
+                shown.add(name)
+            elif computed is not None:
+                hidden.setdefault(name, single)
+        return [single for name, single in hidden.items() if name not in shown]
 
     def _numbers(self, recipe: Recipe) -> Array | None:
         """The recipe's numbers on the sample; None where these shapes do not allow the mistake."""
