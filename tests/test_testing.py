@@ -137,10 +137,10 @@ CHEATS: dict[str, tuple[Any, str, dict[str, Any]]] = {  # the function, what mus
     "v overwritten": (overwrites("v"), "it writes into its inputs: v changed", {}),
     "mask overwritten": (overwrites("mask"), "it writes into its inputs: mask changed", {"mask": True}),
     "float16 returned": (lambda *x, **m: attend(*x, **m).astype(np.float16), "it returns float16 where float32", {}),
-    "mask ignored": (lambda q, k, v, mask: attend(q, k, v), "it ignores mask", {"mask": True}),
+    "mask ignored": (lambda q, k, v, mask: attend(q, k, v), "the mask is ignored", {"mask": True}),
     "mask ignored for large sizes": (
         lambda q, k, v, mask=None: attend(q, k, v, mask if k.shape[2] < 512 else None),
-        "(?s)it ignores mask.*with keys below 1\\d\\d\\d are right",
+        "(?s)with keys below 1\\d\\d\\d are right.*the mask is ignored",
         {"mask": True, "kinds": ["usual", "many keys"], "lengths": None},
     ),
     "contiguous only": (in_memory_order, "it misreads strides", {"kinds": ["usual", "strides"]}),

@@ -129,7 +129,8 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
     kind, shapes = failure.plan.kind, zip("qkv", parts(failure.problem)[0], (QUERY, KEY, VALUE), strict=True)
     rules = [(name, x) for name, x in failure.problem.items() if name not in "qkv"]
     shown_rules = (f"{n}={f'{x.dtype} {x.shape}' if isinstance(x, np.ndarray) else repr(x)}" for n, x in rules)
-    causes = Counter(cause for one in wrong for cause in one.causes).most_common(2)
+    known = 2 * sum(bool(one.causes) for one in wrong) >= len(wrong)  # those of a few are chance
+    causes = Counter(cause for one in wrong for cause in one.causes).most_common(2) if known else []
     lines = [
         f"{getattr(fn, '__name__', type(fn).__name__)} is wrong in {len(wrong)} of {len(wrong) + len(right)} problems.",
         f"the smallest: {kind} ({KINDS[kind]})",
@@ -139,18 +140,16 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
         *(f"cause, in {times} of {len(wrong)}: {cause}" for cause, times in causes),
         *_in_common(wrong, right),
     ]
-    largest = max(wrong, key=lambda one: prod(one.plan.pairs) if one.theirs is not None else 0)
-    if largest.theirs is not None and sum(times for _, times in causes) <= len(wrong) / 2:
+    unknown = [one for one in wrong if one.theirs is not None and not one.causes]
+    if unknown:
+        largest = max(unknown, key=lambda one: prod(one.plan.pairs))
         (q, k, v), given = parts(largest.problem)
         try:
             said = diagnose(q, k, v, largest.theirs, **given).told()
         except ClearheadError as error:
             said = f"nothing: {error.one_line()}"
-        lines += [
-            "",
-            f"what ch.diagnose says about seed {largest.plan.seed}:",
-            *(f"  {line}" for line in said.splitlines()),
-        ]
+        lines += ["", f"what ch.diagnose says about seed {largest.plan.seed}:"]
+        lines += [f"  {line}" for line in said.splitlines()]
     return "\n".join([*lines, "", f"to repeat just this problem, add to the call: examples=[{failure.plan.seed}]"])
 
 

@@ -14,7 +14,7 @@ from clearhead.core.call import describe
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.recipe import eps
 from clearhead.digits import significant
-from clearhead.errors import ClearheadError, DtypeError, ShapeError
+from clearhead.errors import DtypeError, ShapeError
 from clearhead.testing.drawing import Draws, ProblemPlan, drawn, parts
 
 FACTOR = 4.0  # how many times further off than rounding explains a right number may be
@@ -123,13 +123,12 @@ class Caller(NamedTuple):
     def given(self, problem: dict[str, Any], *, swapped: bool) -> dict[str, Any]:
         """Copies as the function takes them; swapped: heads and tokens of q, k and v lie swapped in memory."""
         result = dict(problem)
-        for name, x in problem.items():
+        for name in _arrays(problem):
             turned = swapped and name in "qkv"
-            if isinstance(x, np.ndarray):
-                copy: Any = np.array(x.swapaxes(1, 2) if turned else x, order="C")
-                if self.arrays != "numpy":
-                    copy = to_torch(sys.modules["torch"], copy).to("cpu" if self.arrays == "torch" else self.arrays)
-                result[name] = copy.swapaxes(1, 2) if turned else copy
+            copy: Any = np.array(problem[name].swapaxes(1, 2) if turned else problem[name], order="C")
+            if self.arrays != "numpy":
+                copy = to_torch(sys.modules["torch"], copy).to("cpu" if self.arrays == "torch" else self.arrays)
+            result[name] = copy.swapaxes(1, 2) if turned else copy
         return result
 
     def output(self, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
@@ -156,7 +155,7 @@ class Caller(NamedTuple):
 def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
     """Call the function on a plan's problem, and again; None where all that it gives is right."""
     first, second = (drawn(draws, plan, again=again) for again in (False, True))
-    swapped, results = plan.kind == "strides", list[tuple[Any, list[Array]]]()
+    arrays, swapped, results = _arrays(first), plan.kind == "strides", list[tuple[Any, list[Array]]]()
     kept = given = caller.given(first, swapped=swapped)
     for place, problem in enumerate((first, second, second)):
         if place:
@@ -167,7 +166,6 @@ def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) 
             normal = np.random.default_rng([plan.seed, 4]).standard_normal(right[0].right.shape)
             g = np.where(np.isinf(right[0].rounding), 0.0, normal).astype(plan.dtype)
             right += truths(problem, plan.dtype, g)[1][1:]
-        arrays = [name for name, x in given.items() if hasattr(x, "shape")]
         if place == 2:
             for name in arrays:
                 kept[name][...] = given[name]
@@ -194,13 +192,14 @@ def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) 
     return None
 
 
-def _truth(
-    plan: ProblemPlan, problem: dict[str, Any], dtype: np.dtype[Any] | None = None, *, empty: bool | None = None
-) -> Truth:
+def _truth(plan: ProblemPlan, problem: dict[str, Any]) -> Truth:
     """The right output; rows that see no key are a kind of their own, and have any number elsewhere."""
-    seen, (truth,) = truths(problem, dtype or max(plan.dtype, plan.result, key=eps))
-    empty = plan.kind == "empty rows" if empty is None else empty
-    return truth if empty else truth._replace(rounding=np.where(seen, truth.rounding, np.inf))
+    seen, (truth,) = truths(problem, max(plan.dtype, plan.result, key=eps))
+    return truth if plan.kind == "empty rows" else truth._replace(rounding=np.where(seen, truth.rounding, np.inf))
+
+
+def _arrays(problem: Mapping[str, Any]) -> list[str]:
+    return [name for name, x in problem.items() if isinstance(x, np.ndarray)]
 
 
 def _copy(x: Any) -> Array:
@@ -223,7 +222,7 @@ def _stale(
     plan: ProblemPlan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int
 ) -> tuple[str, ...]:
     """Which inputs of an earlier call give these numbers."""
-    arrays = [name for name, x in first.items() if isinstance(x, np.ndarray)]
+    arrays = _arrays(first)
     for names in (arrays, *([name] for name in arrays), ["k", "v"]):
         if _truth(plan, second | {name: first[name] for name in names}).fits(theirs):
             what = "the result" if names is arrays else ", ".join(names)
@@ -233,24 +232,18 @@ def _stale(
 
 
 def _causes(caller: Caller, plan: ProblemPlan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
-    """What explains these numbers."""
-    if plan.kind == "empty rows" and _truth(plan, problem, empty=False).fits(theirs):
-        return ("only rows that see no key are wrong: their output is 0",)
+    """What empty rows, another call or rounding tell; what was computed instead is for `diagnose` to say."""
     right, swapped = _truth(plan, problem), plan.kind == "strides"
+    if plan.kind == "empty rows" and _truth(plan._replace(kind="usual"), problem).fits(theirs):
+        return ("only rows that see no key are wrong: their output is 0",)
     with suppress(Exception):  # anything that somebody's function may raise
         again = caller.output(caller.given(problem, swapped=swapped))[1][0]
         if not right._replace(right=again.astype(np.float64)).fits(theirs):
             return ("it is not deterministic: another call with the same inputs gives other numbers",)
         if swapped and right.fits(caller.output(caller.given(problem, swapped=False))[1][0]):
             return ("it misreads strides: for contiguous copies of the same inputs it is right",)
-    together = {"query_segments", "kv_segments"}, {"spans[0]", "spans[1]", "spans[2]"}, problem.keys() - {*"qkv"}
-    for names in (*({name} for name in problem if name not in "qkv"), *together):
-        rest = {name: x for name, x in problem.items() if name not in names}
-        with suppress(ClearheadError):  # the other rules need this one
-            if len(rest) < len(problem) and _truth(plan, rest).fits(theirs):
-                return (f"it ignores {', '.join(sorted(names))}",)
     for narrow in (np.dtype(np.float16), bfloat16):
-        rounded = _truth(plan, problem, narrow)
+        rounded = _truth(plan._replace(dtype=narrow), problem)
         tells = np.median(rounded.rounding) < 0.1 * np.median(abs(rounded.right))  # else it explains anything
         if narrow.itemsize < plan.dtype.itemsize and tells and rounded.fits(theirs, 0.5):
             return (f"rounding in {narrow} would explain it: is something computed or added up in {narrow}?",)
