@@ -252,13 +252,9 @@ def _as_one_width(became: Window, right: Window) -> bool:
 
 
 def _telling(theirs: Array) -> Reason | None:
-    """An output that says by itself what to look for: no number in it, or everywhere the same one."""
-    if np.isnan(theirs).all():
-        return Reason("all NaN")
+    """An output that says by itself what to look for: no finite number in it, or everywhere the same one."""
     if not np.isfinite(theirs).any():
         return Reason("no finite number")
-    if not theirs.any():
-        return Reason("all zero")
     constant = theirs.size > 1 and (theirs == theirs.flat[0]).all()
     return Reason("constant", {"value": float(theirs.flat[0])}) if constant else None
 

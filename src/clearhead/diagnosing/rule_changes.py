@@ -18,12 +18,7 @@ from clearhead.core.rules import FIELDS, RULES, take
 from clearhead.diagnosing.recipe import Recipe, Rows
 
 # The rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores.
-_MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
-
-
-def masks(problem: Problem) -> list[tuple[str, ...]]:
-    """The masks of a problem, each as the names of its rules."""
-    return [names for names in _MASKS if any(map(problem.uses, names))]
+MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
 
 
 def without(problem: Problem, *names: str) -> Problem:
@@ -39,11 +34,6 @@ def changed_rules(problem: Problem, recipe: Recipe) -> Problem:
         if recipe[field] not in (None, "missing"):
             problem = replace(problem, **change(problem, recipe[field]))
     return problem
-
-
-def rule_of(field: str) -> str:
-    """The rule that a field changes: most are called as it; the field itself where there is none."""
-    return "rotary" if field.startswith("rotary") else field
 
 
 Fields = dict[str, Any]  # the fields of a Problem that change
@@ -147,8 +137,9 @@ def visible(problem: Problem, recipe: Recipe, rows: Rows) -> Array:
     ruled = changed_rules(problem, recipe)
     every = [ruled]
     if recipe["joined"] == "or":
-        rules = {name for names in _MASKS for name in names}
-        every = [without(ruled, *(rules - set(names))) for names in masks(ruled)] or every
+        rules = {name for names in MASKS for name in names}
+        used = [names for names in MASKS if any(map(ruled.uses, names))]
+        every = [without(ruled, *(rules - set(names))) for names in used] or every
     blocks = [selected(each, rows) for each in every]
     ones = np.ones((problem.batch, 1, len(rows), problem.keys), dtype=bool)
     seen = [ones if (some := visibility.visible(block)) is None else ones & some for block in blocks]
