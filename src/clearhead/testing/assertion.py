@@ -14,8 +14,8 @@ from clearhead.core.rule_values import is_whole, read_flag, read_members, whole_
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, check_known, needing, shown
-from clearhead.testing.drawing import KINDS, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned, possible
-from clearhead.testing.judging import Caller, Failure, judged
+from clearhead.testing.drawing import KINDS, NEEDED, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned
+from clearhead.testing.judging import Failure, judged
 
 _DTYPES = {dtype.name: dtype for dtype in FLOATS}
 _HINT = 'kinds=["usual"], dtypes=["float16", ("float32", "float16")], lengths=[1, 64, 100], widths=[64, (40, 24)]'
@@ -83,10 +83,10 @@ def assert_attention(
     if is_whole(examples):
         first = int(np.random.SeedSequence().generate_state(1)[0])
         examples = range(first, first + whole_number("examples", examples))
-    caller, right, wrong = Caller(fn, arrays), list[ProblemPlan](), list[Failure]()
+    right, wrong = list[ProblemPlan](), list[Failure]()
     for seed in _sizes("examples", examples, 0, 2**64):
         plan = planned(draws, seed)
-        failure = judged(caller, draws, plan, gradients=gradients)
+        failure = judged(fn, arrays, draws, plan, gradients=gradients)
         if failure is None:
             right.append(plan)
         else:
@@ -100,7 +100,7 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
     check_names(rules)
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
     optional, kinds = _names("optional", optional, RULES), _names("kinds", kinds, KINDS)
-    kinds = tuple(kind for kind in kinds if possible(kind, {*fixed, *optional}))
+    kinds = tuple(x for x in kinds if x not in NEEDED or not NEEDED[x].isdisjoint({*fixed, *optional}))
     pairs = [(x, x) if isinstance(x, str) else x for x in _listed("dtypes", dtypes)]
     types = tuple(tuple(_DTYPES[name] for name in _names("dtypes", pair, _DTYPES)) for pair in pairs)
     heads = tuple(_sizes("widths", (x, x) if is_whole(x) else x) for x in _listed("widths", widths))
