@@ -219,6 +219,17 @@ def test_a_finite_mask_value_is_found(fill, stage, rule):
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_number_in_hidden_places_is_found_to_its_last_digits(dtype):
+    rng = fresh()
+    for fill in (1e-9, *4 * rng.standard_normal(8), *-rng.uniform(8, 14, 2)):
+        q, k, v = qkv(dtype=dtype)
+        theirs = softmax(np.where(np.tri(24) > 0, q @ k.mT / 8**0.5, fill)) @ v
+        best = top(ch.diagnose(q, k, v, theirs.astype(dtype), causal=True))
+        assert best.mistakes == ("mask fills with a finite number",), fill
+        assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
+
+
 @pytest.mark.parametrize("fill", [-0.7, -4.0])
 def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     case = wrong.case(("output projection left out", "causal mask missing"), fresh())
@@ -325,6 +336,7 @@ def named(theirs: Any, arrays: Any, **rules: Any) -> str:
         ({"window": (7, 2)}, {"window": (7, 7)}, "window on both sides"),
         (OPEN, {"window": (4, 4)}, "window halved"),
         ({"window": (7, 7)}, {"window": (3, 3)}, "window halved"),
+        ({"causal": True, "window": (9, None)}, {"causal": True, "window": (4, None)}, "window halved"),
         ({"window": (5, 5)}, {"mask": (KEY != QUERY) & (abs(KEY - QUERY) <= 5)}, "window without the query's position"),
         ({"window": (5, 0)}, {"mask": (KEY < QUERY) & (KEY >= QUERY - 6)}, "window without the query's position"),
         ({"sinks": SINKS}, {"sinks": np.exp(SINKS)}, "sinks not as logits"),
@@ -365,6 +377,11 @@ def test_a_softmax_of_the_mean_is_named_without_the_heads_axis():
     assert named(mean, (q, k, v), stage="weights") == "mean of the heads"
     assert named(softmax(mean), (q, k, v), stage="weights") == "softmax of the mean of the heads"
     assert named(softmax(weights.mean(1, keepdims=True)) @ v, (q, k, v)) == "softmax of the mean of the heads"
+    assert named(weights.mean(1, keepdims=True) @ v, (q, k, v)) == "mean of the heads"
+    seen = np.tri(24) > 0
+    mean = softmax(np.where(seen, q @ k.mT / 8**0.5, -np.inf)).mean(1)
+    for again in (softmax(mean), softmax(np.where(seen, mean, -np.inf))):
+        assert named(again, (q, k, v), stage="weights", causal=True) == "softmax of the mean of the heads"
 
 
 def test_no_number_is_invented_where_hidden_keys_get_all():

@@ -87,7 +87,6 @@ CODES: dict[str, Code] = {
     "scores clipped at 1": lambda c: softmax(np.clip(scores(c), -1, 1)) @ c.v,
     "uniform weights": lambda c: np.broadcast_to(c.v.mean(2, keepdims=True), c.q.shape),
     "small weights dropped": lambda c: np.where(weights(c) > 1 / c.m, weights(c), 0) @ c.v,
-    "weights averaged over heads": lambda c: weights(c).mean(1, keepdims=True) @ c.v,
     "values of the next head": lambda c: over(c, v=np.roll(c.v, 1, 1)),
     "keys of the next head": lambda c: over(c, k=np.roll(c.k, 1, 1), v=np.roll(c.v, 1, 1)),
     "no diagonal": lambda c: hidden(c, ~np.eye(c.n, dtype=bool)),

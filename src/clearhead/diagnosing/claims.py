@@ -39,8 +39,7 @@ from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
-CLAIMABLE = STAGES
-_KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, "h")
+_KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *STAGES, "h")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -151,7 +150,7 @@ def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict
         raise FileError(f"{place.name} holds both H and concat, which are the same.")
     if "h" in data:
         data["concat"] = data.pop("h")
-    claimed: dict[str, Any] = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
+    claimed: dict[str, Any] = {name: data[name] for name in STAGES if name in data and name not in needed}
     for name in ("heads", "concat") if "x" not in needed else ():
         if name in claimed:
             raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")

@@ -12,16 +12,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import Window
 from clearhead.core.rules import Rules, check_supported
 from clearhead.core.torch_state import ungraphed
-from clearhead.diagnosing.recipe import (
-    RIGHT,
-    RULES,
-    Diagnosed,
-    Stage,
-    file_inputs,
-    layer_inputs,
-    plain_inputs,
-    weights_inputs,
-)  # fmt: skip
+from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage, file_inputs, read_inputs
 from clearhead.diagnosing.rule_changes import changed_rules
 from clearhead.diagnosing.search import Search
 from clearhead.diagnosing.verdict import (
@@ -84,7 +75,8 @@ def diagnose(
     ('no scale',)
     """
     with ungraphed():
-        return judged(plain_inputs(q, k, v, theirs, stage, (rotary, rotary_interleaved), rules))
+        arrays = {"q": q, "k": k, "v": v}
+        return judged(read_inputs(arrays, theirs, stage, rotary=(rotary, rotary_interleaved), rules=rules))
 
 
 def diagnose_layer(
@@ -125,10 +117,9 @@ def diagnose_layer(
     """
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
-    rotation = rotary, rotary_interleaved
+    options: Any = {"num_heads": num_heads, "convention": convention, "rotary": (rotary, rotary_interleaved)}
     with ungraphed():
-        inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
-    return replace(judged(inputs), convention=convention)
+        return replace(judged(read_inputs(arrays, theirs, stage, rules=rules, **options)), convention=convention)
 
 
 def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Convention = "rows") -> Diagnosis:
@@ -146,7 +137,7 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
     ('weights transposed',)
     """
     with ungraphed():
-        inputs = weights_inputs(weights, v, theirs, convention, "output")
+        inputs = read_inputs({"weights": weights, "v": v}, theirs, "output", convention=convention)
     return replace(judged(inputs), convention=convention)
 
 
@@ -261,13 +252,9 @@ def _as_one_width(became: Window, right: Window) -> bool:
 
 
 def _telling(theirs: Array) -> Reason | None:
-    """An output that says by itself what to look for: no number in it, or everywhere the same one."""
-    if np.isnan(theirs).all():
-        return Reason("all NaN")
+    """An output that says by itself what to look for: no finite number in it, or everywhere the same one."""
     if not np.isfinite(theirs).any():
         return Reason("no finite number")
-    if not theirs.any():
-        return Reason("all zero")
     constant = theirs.size > 1 and (theirs == theirs.flat[0]).all()
     return Reason("constant", {"value": float(theirs.flat[0])}) if constant else None
 

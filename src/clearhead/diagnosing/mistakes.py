@@ -18,7 +18,7 @@ from clearhead.core.arrays import unrepeated
 from clearhead.core.files import toml_of
 from clearhead.core.rules import RULES
 from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
-from clearhead.diagnosing.rule_changes import rule_of
+from clearhead.diagnosing.rule_changes import MASKS
 from clearhead.words import Language
 
 BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes
@@ -81,7 +81,8 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: di
         {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
-    rule = rule_of(next(iter(table["changes"][0])))
+    field = next(iter(table["changes"][0]))
+    rule = "rotary" if field.startswith("rotary") else field  # most fields are called as the rule
     table.setdefault("rule", rule if rule in {"rotary", *RULES} - {"scale"} else "")
     return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), seldom=kind == "seldom", **table)
 
@@ -94,9 +95,10 @@ def holds(condition: str, inputs: Diagnosed) -> bool:
 
 def _hides(inputs: Diagnosed) -> bool:
     """Does a rule, a bias or a table of spans hide keys from queries?"""
-    p, rules = inputs.problem, ("causal", "window", "mask", "kv_lengths", "query_segments")
+    p = inputs.problem
     scored = [unrepeated(x) for x in (p.bias, p.span_table) if x is not None]
-    return any(map(p.uses, rules)) or any(bool(np.isneginf(x).any()) for x in scored)
+    ruled = any(p.uses(rule) for names in MASKS for rule in names if rule != "query_lengths")
+    return ruled or any(bool(np.isneginf(x).any()) for x in scored)
 
 
 def _cached(inputs: Diagnosed) -> bool:
@@ -121,10 +123,7 @@ CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {
     "NaN in theirs": lambda x: bool(np.isnan(x.theirs.astype(np.float64)).any()),
     "hidden keys": _hides,
     "later keys in the window": lambda x: x.problem.window[1] is None or x.problem.window[1] > 0,
-    "left side above 0": lambda x: bool(x.problem.window[0]),
     "right side above 0": lambda x: bool(x.problem.window[1]),
-    "both sides above 0": lambda x: bool(x.problem.window[0] and x.problem.window[1]),
-    "other right side": lambda x: x.problem.causal or x.problem.window[1] != x.problem.window[0],
     "bounded to the right": lambda x: x.problem.window[1] is not None,
     "heads no power of two": lambda x: x.problem.heads & (x.problem.heads - 1) != 0,
     "rotary": lambda x: x.rotary is not None,
@@ -189,8 +188,7 @@ def _chunks(inputs: Diagnosed, *_: object) -> list[Change]:
 
 def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
     """All rules that hide keys at once, or at least two of them; the most first."""
-    masks = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
-    rules = [rule for rule in masks if inputs.problem.uses(rule)]
+    rules = [rule for names in MASKS for rule in names if rule != "kv_segments" and inputs.problem.uses(rule)]
     subsets = [some for many in range(len(rules), 1, -1) for some in combinations(rules, many)]
     return [dict.fromkeys(some, value) for some in subsets]
 

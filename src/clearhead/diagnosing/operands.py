@@ -7,7 +7,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, join_heads, split_heads
 from clearhead.core.definition import over_heads
-from clearhead.diagnosing.recipe import Diagnosed, Recipe, eps
+from clearhead.diagnosing.recipe import Diagnosed, Recipe
 
 _CACHE_BYTES = 2**26  # of shared intermediates
 Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
@@ -16,15 +16,14 @@ Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
 class Operands:
     """Computes the operands of recipes; `precision` is the dtype of a plain run, None the truth in float64.
 
-    `perturbed` is the seed of another plain run, whose queries and keys are moved within the rounding of its dtype, or
-    of float32 where that is wider; with "logsumexp" its rows' log-sum-exps are off by rounding instead.
+    With `rounded_sums` its rows' log-sum-exps are off by rounding.
     """
 
     def __init__(
-        self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, perturbed: int | str | None = None
+        self, inputs: Diagnosed, precision: np.dtype[Any] | None = None, *, rounded_sums: bool = False
     ) -> None:
         self.inputs, self.problem = inputs, inputs.problem
-        self.precision, self.perturbed = precision, perturbed
+        self.precision, self.rounded_sums = precision, rounded_sums
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._made: dict[Any, Any] = {}
         self._bytes = 0  # of these
@@ -60,7 +59,7 @@ class Operands:
         for field, change in AFTER_ROTATION.items():
             if recipe[field] is not None:
                 heads = change(heads, recipe[field], self)
-        return self._moved(heads, self.perturbed) if isinstance(self.perturbed, int) else heads
+        return heads
 
     def _projected(self, recipe: Recipe) -> Heads:
         """X·W + b of each, its heads split; or the arrays as they were given."""
@@ -135,16 +134,6 @@ class Operands:
         result[..., first] = a * cos[..., first] - b * sin[..., first]
         result[..., second] = a * sin[..., second] + b * cos[..., second]
         return self.rounded(result)
-
-    def _moved(self, heads: Heads, seed: int) -> Heads:
-        """Queries and keys within the rounding of the dtype."""
-        narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
-        size = eps(narrow or np.dtype(np.float32))
-        if narrow is None:  # what one sum after the other may add to the rounding of d_k products
-            size *= max(1.0, heads[0].shape[-1] ** 0.5 / 4)
-        rng = np.random.default_rng(seed)
-        q, k = ((x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(self.dtype) for x in heads[:2])
-        return q, k, heads[2]
 
 
 # ── the changes: of the heads, with the field's value ──

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, bfloat16
-from clearhead.core.axes import KEY, QUERY, VALUE, WEIGHTS, Array, heads_first, named
+from clearhead.core.axes import KEY, QUERY, VALUE, WEIGHTS, Array, heads_first, named, split_heads
 from clearhead.core.call import describe, describe_whole
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
@@ -107,55 +108,48 @@ def eps(dtype: np.dtype[Any]) -> float:
 # ── what is diagnosed, read from a call or a file's values ──
 
 
-def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Any, rules: Rules) -> Diagnosed:
-    """The inputs of `diagnose`, checked; `rotary` is a base or None, and whether pairs are interleaved."""
-    turning, described = _rotary_of(*rotary), describe_whole(q, k, v, rules)
-    assert described.v is not None
-    stages = {"output": (*described.problem.prefix, described.problem.queries, described.d_v)}
-    result = heads_first(read_theirs(theirs, stages, described.problem, stage))
-    return Diagnosed(described.problem, described.q, described.k, described.v, result, stage, None, turning)
-
-
-def weights_inputs(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Diagnosed:
-    """The inputs of `diagnose_weights`, checked."""
-    described, weights = read_weights(weights, v, convention)
-    values, problem = described.v, described.problem
-    assert values is not None
-    if stage != "output":
-        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
-    stages = {"output": (*problem.prefix, problem.queries, values.shape[-1])}
-    result = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), stages, problem, stage))
-    return Diagnosed(problem, described.q, described.k, values, result, stage, weights=weights)
-
-
-def layer_inputs(
-    arrays: dict[str, Any],
+@np.errstate(over="ignore", invalid="ignore")  # of a layer's projections in its dtype, of which the shapes are used
+def read_inputs(
+    arrays: Mapping[str, Any],
     theirs: Any,
-    num_heads: int,
-    convention: Convention,
     stage: Stage,
-    rotary: Any,
-    rules: Rules,
+    *,
+    num_heads: int = 1,
+    convention: Convention = "rows",
+    rotary: tuple[Any, Any] = (None, False),
+    rules: Mapping[str, Any] = MappingProxyType({}),
 ) -> Diagnosed:
-    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`, `rotary` as in `plain_inputs`."""
-    turning = _rotary_of(*rotary)
-    check_names(rules)
-    layer, sizes = read_layer(arrays, num_heads, convention)
-    kv_heads = sizes.kv_heads or 1
-    shapes = (num_heads, sizes.queries, sizes.d_k), (kv_heads, sizes.keys, sizes.d_k), (kv_heads, sizes.keys, sizes.d_v)
-    zero = np.zeros((), layer.x.dtype)  # only shapes and dtype are used: `workings` computes each recipe's projections
-    q, k, v = (np.broadcast_to(zero, (*sizes.lead, *shape)) for shape in shapes)
-    described = describe(q, k, v, rules)
-    assert described.v is not None
-    joined = *sizes.lead, sizes.queries, num_heads * sizes.d_v
-    stages = {name: (*sizes.lead, *shape) for name, shape in zip("qkv", shapes, strict=True)}
-    stages |= {"heads": (*sizes.lead, num_heads, sizes.queries, sizes.d_v), "concat": joined}
-    stages["output"] = joined if layer.out is None else (*joined[:-1], layer.out[1])
-    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), stages, described.problem, stage)
-    theirs = theirs.reshape(described.problem.batch, -1, *theirs.shape[-2:])
-    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (layer.x, layer.context)]
-    layer = replace(layer, x=flat[0], context=flat[1])
-    return Diagnosed(described.problem, described.q, described.k, described.v, theirs, stage, layer, turning)
+    """Read and check what is diagnosed: `arrays` are q, k and v; or a layer's; or weights and v, by name.
+
+    rotary   the base of rotary positions, None without, and whether pairs are interleaved
+    """
+    check_convention(convention)
+    turning, layer, weights, given = _rotary_of(*rotary), None, None, cast("Rules", rules)
+    theirs = turned(as_array(theirs, "theirs")[0], convention)
+    if "x" in arrays:
+        check_names(given)
+        layer, sizes = read_layer(arrays, num_heads, convention)
+        parts = ((layer.x, "q", num_heads), (layer.context, "k", sizes.kv_heads), (layer.context, "v", sizes.kv_heads))
+        q, k, v = (split_heads(layer.projected(x, part).astype(x.dtype), many or 1) for x, part, many in parts)
+        call, joined = describe(q, k, v, given), (*sizes.lead, sizes.queries, num_heads * sizes.d_v)
+        stages = {"q": q.shape, "k": k.shape, "v": v.shape, "heads": (*q.shape[:-1], sizes.d_v), "concat": joined}
+        stages["output"] = joined if layer.out is None else (*joined[:-1], layer.out[1])
+        x, context = (x.reshape(call.problem.batch, *x.shape[-2:]) for x in (layer.x, layer.context))
+        layer = replace(layer, x=x, context=context)
+    elif "weights" in arrays:
+        call, weights = read_weights(arrays["weights"], arrays["v"], convention)
+    else:
+        q, k, v = (turned(arrays[name], convention) for name in INPUTS)
+        call = describe_whole(q, k, v, given)
+    problem = call.problem
+    assert call.v is not None
+    if layer is None:
+        stages = {"output": (*problem.prefix, problem.queries, call.v.shape[-1])}
+    if weights is not None and stage != "output":
+        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
+    theirs = read_theirs(theirs, stages, problem, stage)
+    theirs = heads_first(theirs) if layer is None else theirs.reshape(problem.batch, -1, *theirs.shape[-2:])
+    return Diagnosed(problem, call.q, call.k, call.v, theirs, stage, layer, turning, weights)
 
 
 def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
@@ -168,27 +162,21 @@ def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
     return number, read_flag("rotary_interleaved", interleaved)
 
 
-def file_inputs(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Diagnosed:
+def file_inputs(place: Path, values: Mapping[str, Any], theirs: Array, stage: Any) -> Diagnosed:
     """The inputs among a file's values, checked; inputs and rules by name."""
-    values = dict(values)
-    needed = inputs_of(place, values)
+    needed, rules = inputs_of(place, values), dict(values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
-    rotation = values.pop("rotary", None), values.pop("rotary_interleaved", False)
-    convention = values.pop("convention", "rows")
+    named = needed if needed in (INPUTS, WEIGHTS_AND_V) else (*LAYER, "num_heads")
+    arrays = {name: rules.pop(name) for name in named if name in rules}
+    heads, convention = arrays.pop("num_heads", 1), rules.pop("convention", "rows")
     if needed == WEIGHTS_AND_V:
-        weights, v = values.pop("weights"), values.pop("v")
-        check_alone(place, [*values, *(["rotary"] if rotation[0] is not None else [])])
-        return weights_inputs(weights, v, theirs, convention, stage)
-    if needed == INPUTS:
-        q, k, v = (values.pop(name) for name in INPUTS)
-        check_convention(convention)
-        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
-    arrays, heads = {name: values.pop(name, None) for name in LAYER}, values.pop("num_heads", 1)
-    return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
+        check_alone(place, rules)
+    rotary = rules.pop("rotary", None), rules.pop("rotary_interleaved", False)
+    options = {"num_heads": heads, "convention": convention, "rotary": rotary, "rules": rules}
+    return read_inputs(arrays, theirs, stage, **options)
 
 
-def read_theirs(theirs: Any, stages: dict[str, tuple[int, ...]], problem: Problem, stage: Stage) -> Array:
+def read_theirs(array: Array, stages: dict[str, tuple[int, ...]], problem: Problem, stage: Stage) -> Array:
     """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape.
 
     stages   the shapes of all stages but those of the weights' shape
@@ -196,7 +184,6 @@ def read_theirs(theirs: Any, stages: dict[str, tuple[int, ...]], problem: Proble
     known = [name for name in STAGES if name in stages or name not in _OF_LAYERS]
     if not isinstance(stage, str) or stage not in known:
         raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(known)}.")
-    array: Array = as_array(theirs, "theirs")[0]
     if array.dtype not in FLOATS:
         raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
     want = stages.get(stage, problem.shape)

@@ -18,12 +18,7 @@ from clearhead.core.rules import FIELDS, RULES, take
 from clearhead.diagnosing.recipe import Recipe, Rows
 
 # The rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores.
-_MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
-
-
-def masks(problem: Problem) -> list[tuple[str, ...]]:
-    """The masks of a problem, each as the names of its rules."""
-    return [names for names in _MASKS if any(map(problem.uses, names))]
+MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
 
 
 def without(problem: Problem, *names: str) -> Problem:
@@ -41,11 +36,6 @@ def changed_rules(problem: Problem, recipe: Recipe) -> Problem:
     return problem
 
 
-def rule_of(field: str) -> str:
-    """The rule that a field changes: most are called as it; the field itself where there is none."""
-    return "rotary" if field.startswith("rotary") else field
-
-
 Fields = dict[str, Any]  # the fields of a Problem that change
 
 
@@ -61,16 +51,18 @@ def _causal(p: Problem, how: str) -> Fields:
 
 
 def _window(p: Problem, how: Any) -> Fields:
+    """Each side by its name, or by how many keys it is wider."""
+    if how == "without itself":  # no rule
+        return {}
     left, right = p.window
-    if isinstance(how, tuple):
-        return {"window": tuple(None if side is None else side + by for side, by in zip(p.window, how, strict=True))}
-    wide = 0 if left is None else left
-    sides = {"both sides": (left, left), "both sides of W": (wide + 1, wide + 1), "right width": (right, right)}
-    sides |= {"left only": (left, 0), "open": (left, None), "before itself": (wide + 1, -1)}
-    half = (wide + 1) // 2
-    sides |= {"half": (half, half), "half, down": (wide // 2, wide // 2), "half of the left": (half, right)}
-    free = how in ("both sides", "both sides of W", "open", "half", "half, down")
-    return {"window": sides.get(how, p.window), "causal": p.causal and not free}
+    wide = -9 if left is None else left  # without a left side its half is no side
+    sides = {"left": left, "W": wide + 1, "half": (wide + 1) // 2, "half, down": wide // 2, "right": right}
+    sides |= {"0": 0, "open": None, "before": -1}
+    pairs = zip(p.window, how, strict=True)
+    window = tuple(sides[by] if isinstance(by, str) else None if side is None else side + by for side, by in pairs)
+    if window == (None, None) or ("before" not in how and any(side is not None and side < 0 for side in window)):
+        raise ValueError("no window at all is another mistake")
+    return {"window": window}
 
 
 def _mask(p: Problem, how: str) -> Fields:
@@ -145,8 +137,9 @@ def visible(problem: Problem, recipe: Recipe, rows: Rows) -> Array:
     ruled = changed_rules(problem, recipe)
     every = [ruled]
     if recipe["joined"] == "or":
-        rules = {name for names in _MASKS for name in names}
-        every = [without(ruled, *(rules - set(names))) for names in masks(ruled)] or every
+        rules = {name for names in MASKS for name in names}
+        used = [names for names in MASKS if any(map(ruled.uses, names))]
+        every = [without(ruled, *(rules - set(names))) for names in used] or every
     blocks = [selected(each, rows) for each in every]
     ones = np.ones((problem.batch, 1, len(rows), problem.keys), dtype=bool)
     seen = [ones if (some := visibility.visible(block)) is None else ones & some for block in blocks]

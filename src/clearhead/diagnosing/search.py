@@ -36,11 +36,6 @@ _MUCH = 2**11  # scores of a row of all heads, from which one row has to do for 
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
 
 
-def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the two that rounds more."""
-    return max(a, b, key=eps)
-
-
 class Fit:
     """Measures recipes against theirs."""
 
@@ -100,7 +95,7 @@ class Fit:
         gap, allowed = self.gap(recipe, rows, exact), self.allowed(recipe, rows, exact)
         runs = self._other_runs if allowed < gap < _DOUBT * allowed else []
         if allowed < gap and recipe == RIGHT:
-            runs = [*runs, Workings(self.inputs, self.plain.precision, "logsumexp")]
+            runs = [*runs, Workings(self.inputs, self.plain.precision, rounded_sums=True)]
         allowed = max([allowed, *(self.allowed(recipe, rows, exact, run) for run in runs)])
         if gap <= allowed and allowed > _WIDEST * largest(exact):
             allowed = min(allowed, self._typical(recipe, rows, exact))
@@ -108,7 +103,13 @@ class Fit:
 
     @cached_property
     def _other_runs(self) -> list[Workings]:
-        return [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
+        """Plain runs of other inputs, moved within the rounding of their dtype, or of float32 where that is wider."""
+        narrow, rng = self.plain.precision, np.random.default_rng(0)
+        size = eps(max(narrow or self.dtype, np.dtype(np.float32), key=eps))
+        if size < 2.0**-12:  # what one sum after the other may add to the rounding of d_k products
+            size *= max(1.0, self.inputs.problem.d_k**0.5 / 4)
+        moved = [self.inputs.mapped(lambda x: x * (1 + size * rng.uniform(-1, 1, x.shape))) for _ in range(_RUNS)]
+        return [Workings(replace(inputs, v=self.inputs.v), narrow) for inputs in moved]
 
     def _typical(self, recipe: Recipe, rows: Rows, exact: Array) -> float:
         """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
@@ -168,7 +169,7 @@ class Fit:
             hidden = ~np.broadcast_to(self.exact.visible(recipe, rows), theirs.shape)
             zero = self._with(recipe, rows, 0.0)
             numbers = (theirs - zero)[hidden & np.isfinite(zero)]
-            return recipe.but(fill=_short(float(np.median(numbers)))) if numbers.size else None
+            return recipe.but(fill=float(np.median(numbers))) if numbers.size else None
         if not theirs.shape == alone.shape == full.shape or not np.isfinite(theirs).any():
             return None
         use = np.isfinite(theirs) & np.isfinite(alone) & np.isfinite(full)
@@ -177,37 +178,45 @@ class Fit:
         if not (largest(gone) > tolerance < largest(apart) and (toward * gone).sum() > 0 < (toward * apart).sum()):
             return None
 
+        aim, along = _log_odds((toward * gone).sum(), (toward * apart).sum()), np.where(use, toward, 0.0)
+
         def beyond(number: float) -> float:
-            """How much further on the way than theirs the recipe's numbers are with this number."""
-            return float((np.where(use, self._with(recipe, rows, number) - theirs, 0.0) * toward).sum())
+            """How much further on the way than theirs the recipe's numbers are with this number, in log-odds."""
+            here = np.where(use, self._with(recipe, rows, number), 0.0)
+            return _log_odds((along * (here - alone)).sum(), (along * (full - here)).sum()) - aim
 
         x = self.exact.logits(recipe.but(masking="after"), rows)
         low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
         number = _root(beyond, low - 40.0, high + 40.0)
         idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
-        return None if idle else recipe.but(fill=_short(number))
+        return None if idle else self._shortest(recipe, rows, number)
+
+    def _shortest(self, recipe: Recipe, rows: Rows, number: float) -> Recipe:
+        """The recipe with this number, or with one of two digits where that fits as well: -9.99998 is -10."""
+        every = [recipe.but(fill=each) for each in (0.0, float(f"{number:.2g}"), number)]
+        enough = max(2 * self.gap(every[-1], rows), self.allowed(every[-1], rows))
+        return next(each for each in every if each is every[-1] or self.gap(each, rows) <= enough)
 
     def _with(self, recipe: Recipe, rows: Rows, number: float) -> Array:
         return self.exact.answer(recipe.but(fill=number), rows)
 
 
-def _root(f: Any, low: float, high: float) -> float:
+def _log_odds(done: float, rest: float) -> float:
+    """How far on a way one is, from -40 to 40: of one row, the log-odds grow with its hidden scores, one by one."""
+    return float(np.log(max(done, 1e-18)) - np.log(max(rest, 1e-18)))
+
+
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
     """Where an increasing function is 0, between two places: false position, and halving where that is slow."""
-    at_low, at_high = f(low), f(high)
+    at_low, at_high, middle = f(low), f(high), low
     for step in range(_STEPS):
-        falls = at_high > at_low and step % 3 < 2
+        last, falls = middle, at_high > at_low and step % 3 < 2
         middle = low - at_low * (high - low) / (at_high - at_low) if falls else (low + high) / 2
         value = f(middle)
-        if value == 0 or high - low < 1e-13 * max(1.0, abs(middle)):
-            return middle
+        if value == 0 or abs(middle - last) < 1e-15 * max(1.0, abs(middle)):
+            break
         low, at_low, high, at_high = (middle, value, high, at_high) if value < 0 else (low, at_low, middle, value)
-    return (low + high) / 2
-
-
-def _short(x: float) -> float:
-    """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
-    short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
-    return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
+    return middle
 
 
 def rms(x: Array) -> float:
@@ -244,7 +253,7 @@ class Search:
             inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
             most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
-        self.inputs, self.fit = inputs, Fit(inputs, coarser(problem.dtype, inputs.theirs.dtype), slack)
+        self.inputs, self.fit = inputs, Fit(inputs, max(problem.dtype, inputs.theirs.dtype, key=eps), slack)
         self.everything, self.sample = rows, _sample_rows(n)
         few = {n // 2} if inputs.merged or prod(problem.shape[:-2]) * problem.keys > _MUCH else {n // 2, n - 1}
         self.screen: Rows = tuple(sorted(few & set(range(n))))
@@ -255,7 +264,7 @@ class Search:
         """How far a candidate may lie from theirs on the screen to be compared any further."""
         return max(1e-3 * largest(self.fit.theirs(self.screen)), 5 * self.fit.allowed(RIGHT, self.screen))
 
-    def measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
+    def _measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
         """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
         for selection in (self.sample, self.everything):
             residual, tolerance = self.fit.measure(candidate.recipe, selection)
@@ -263,13 +272,6 @@ class Search:
             if not candidate.fits:
                 break
         return candidate
-
-    def rounded(self, narrowings: list[MistakeExplanation]) -> list[MistakeExplanation]:
-        """The narrow dtype that theirs were rounded to somewhere on the way, if nothing worse happened."""
-        gap, rows = self.fit.gap(RIGHT, self.everything), self.everything
-        fitting = [(self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows), n) for n in narrowings]
-        surest = sorted((pair for pair in fitting if pair[0]), key=lambda pair: -pair[0])
-        return [replace(narrowing, residual=gap, tolerance=gap) for _, narrowing in surest[:1]]
 
     def singles(self, only: Callable[[Mistake], bool] = bool) -> list[MistakeExplanation]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
@@ -288,15 +290,15 @@ class Search:
         """Usual mistakes about the caller's own rules that these inputs do not show: they give the right numbers."""
         if self.inputs.stage not in _SOFTMAXED:
             return []
-        allowed, by_name = self.fit.allowed(RIGHT, self.sample, self._right), dict[str, list[MistakeExplanation]]()
+        allowed, shown = self.fit.allowed(RIGHT, self.sample, self._right), set[str]()
+        hidden: dict[str, MistakeExplanation] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule) and not mistake.seldom):
-            by_name.setdefault(single.entries[0].name, []).append(single)
-
-        def hidden(single: MistakeExplanation) -> bool:
-            computed = None if single.recipe.unfilled else self._numbers(single.recipe)
-            return computed is not None and largest_difference(computed, self._right) <= allowed
-
-        return [variants[0] for variants in by_name.values() if all(map(hidden, variants))]
+            computed, name = None if single.recipe.unfilled else self._numbers(single.recipe), single.entries[0].name
+            if single.recipe.unfilled or (computed is not None and largest_difference(computed, self._right) > allowed):
+                shown.add(name)
+            elif computed is not None:
+                hidden.setdefault(name, single)
+        return [single for name, single in hidden.items() if name not in shown]
 
     def _numbers(self, recipe: Recipe) -> Array | None:
         """The recipe's numbers on the sample; None where these shapes do not allow the mistake."""
@@ -313,8 +315,12 @@ class Search:
         fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.fit.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
-        paired = [single for single in singles if self._paired(single)]
-        return self.fitting(pairs(paired)) or self.rounded(narrowings)
+        if fitting := self.fitting(pairs([single for single in singles if self._paired(single)])):
+            return fitting
+        rows, gap = self.everything, self.fit.gap(RIGHT, self.everything)
+        sure = {n: self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows) for n in narrowings}
+        surest = max(narrowings, key=sure.__getitem__, default=None)
+        return [replace(surest, residual=gap, tolerance=gap)] if surest is not None and sure[surest] else []
 
     def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
         """Candidates that fit, the closest first.
@@ -322,11 +328,11 @@ class Search:
         One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
         Nor does one that changes more than another: what it adds does nothing here.
         """
-        measured = map(self.measured, self._screened(candidates))
+        measured = map(self._measured, self._screened(candidates))
         single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
         fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.entries) > 1)]
         fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
-        return closest([c for c in fitting if not c.solved] or fitting)
+        return sorted([c for c in fitting if not c.solved] or fitting, key=lambda c: c.residual)
 
     def _screened(self, candidates: Iterable[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
@@ -371,11 +377,6 @@ def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:
         if a.entries[0] is not b.entries[0] and independent and not apart:
             recipe = Recipe({**a.recipe, **change_b})
             yield MistakeExplanation(a.entries + b.entries, a.changes + b.changes, recipe)
-
-
-def closest(candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
-    """The closest first."""
-    return sorted(candidates, key=lambda candidate: candidate.residual)
 
 
 def _sample_rows(n: int) -> tuple[int, ...]:

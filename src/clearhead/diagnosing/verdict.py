@@ -195,7 +195,7 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
     details: dict[str, Any] = {}
     for field in change:
         value = recipe[field]
-        sized = isinstance(value, tuple) and isinstance(value[0], str)
+        sized = isinstance(value, tuple) and isinstance(value[0], str) and isinstance(value[1], int)
         kind = value[0] if sized else value
         words = values().get(field, {}).get(str(kind))
         words = {language: words} if isinstance(words, str) else words

@@ -120,9 +120,11 @@ class Workings(Operands):
         if self.problem.sinks is not None:
             sinks = selected(changed_rules(self.problem, recipe), rows, self.dtype).sinks
         result = softmaxed(recipe, x, sinks)
-        if self.perturbed == "logsumexp":
+        if self.rounded_sums:
             off = eps(np.dtype(np.float32)) * np.abs(log_sum(x, sinks))
             result = result * np.exp(-np.minimum(off, _OFF))
+        if recipe["averaged"] is not None:
+            result = np.broadcast_to(result.mean(axis=1, keepdims=True), result.shape)
         asked = again == "seen keys" or recipe.keys() & {"masking", "empty"}
         seen = self.visible(recipe, rows) if asked else np.array(True)
         if again is not None:
@@ -148,13 +150,9 @@ class Workings(Operands):
         return result
 
     def _of_heads(self, recipe: Recipe, rows: Rows, compute: Callable[[Recipe, Rows], Array]) -> Array:
-        """What each head gets: its own result, that of head 0, or the mean of all, perhaps with another softmax."""
+        """What each head gets: its own result, that of head 0, or the mean of all."""
         if recipe["heads"] is None:
             return compute(recipe, rows)
-        if recipe["heads"] == "softmax of the mean":
-            mean = softmax(self.weights(recipe, rows).mean(axis=1, keepdims=True))[1]
-            every = np.repeat(mean, self.problem.heads, axis=1)
-            return every if compute == self.weights else self.mixed(recipe, every)
         result = compute(recipe, rows)
         some = result[:, :1] if recipe["heads"] == "first" else result.mean(axis=1, keepdims=True)
         return np.broadcast_to(some, result.shape)

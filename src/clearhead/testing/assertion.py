@@ -14,8 +14,8 @@ from clearhead.core.rule_values import is_whole, read_flag, read_members, whole_
 from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, check_known, needing, shown
-from clearhead.testing.drawing import KINDS, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned, possible
-from clearhead.testing.judging import Caller, Failure, judged
+from clearhead.testing.drawing import KINDS, NEEDED, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned
+from clearhead.testing.judging import Failure, judged
 
 _DTYPES = {dtype.name: dtype for dtype in FLOATS}
 _HINT = 'kinds=["usual"], dtypes=["float16", ("float32", "float16")], lengths=[1, 64, 100], widths=[64, (40, 24)]'
@@ -41,7 +41,7 @@ def assert_attention(
     Problems are drawn at random: odd sizes, grouped heads, one query, many keys, large and growing scores, rows that
     see no key, NaN where nobody may look (`KINDS` has them all). fn is called three times on each: again with equal
     shapes and other numbers, and with these in the first call's arrays. Its inputs must stay as they are, masks
-    included, and its first result must, too. A number passes where it is no further off than four times what rounding
+    included, and so must its earlier results. A number passes where it is no further off than four times what rounding
     explains, in the coarser of its dtype and q's.
 
     fn         called with q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys,
@@ -83,10 +83,10 @@ def assert_attention(
     if is_whole(examples):
         first = int(np.random.SeedSequence().generate_state(1)[0])
         examples = range(first, first + whole_number("examples", examples))
-    caller, right, wrong = Caller(fn, arrays), list[ProblemPlan](), list[Failure]()
+    right, wrong = list[ProblemPlan](), list[Failure]()
     for seed in _sizes("examples", examples, 0, 2**64):
         plan = planned(draws, seed)
-        failure = judged(caller, draws, plan, gradients=gradients)
+        failure = judged(fn, arrays, draws, plan, gradients=gradients)
         if failure is None:
             right.append(plan)
         else:
@@ -100,7 +100,7 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
     check_names(rules)
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
     optional, kinds = _names("optional", optional, RULES), _names("kinds", kinds, KINDS)
-    kinds = tuple(kind for kind in kinds if possible(kind, {*fixed, *optional}))
+    kinds = tuple(x for x in kinds if x not in NEEDED or not NEEDED[x].isdisjoint({*fixed, *optional}))
     pairs = [(x, x) if isinstance(x, str) else x for x in _listed("dtypes", dtypes)]
     types = tuple(tuple(_DTYPES[name] for name in _names("dtypes", pair, _DTYPES)) for pair in pairs)
     heads = tuple(_sizes("widths", (x, x) if is_whole(x) else x) for x in _listed("widths", widths))
@@ -129,7 +129,8 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
     kind, shapes = failure.plan.kind, zip("qkv", parts(failure.problem)[0], (QUERY, KEY, VALUE), strict=True)
     rules = [(name, x) for name, x in failure.problem.items() if name not in "qkv"]
     shown_rules = (f"{n}={f'{x.dtype} {x.shape}' if isinstance(x, np.ndarray) else repr(x)}" for n, x in rules)
-    causes = Counter(cause for one in wrong for cause in one.causes).most_common(2)
+    known = 2 * sum(bool(one.causes) for one in wrong) >= len(wrong)  # those of a few are chance
+    causes = Counter(cause for one in wrong for cause in one.causes).most_common(2) if known else []
     lines = [
         f"{getattr(fn, '__name__', type(fn).__name__)} is wrong in {len(wrong)} of {len(wrong) + len(right)} problems.",
         f"the smallest: {kind} ({KINDS[kind]})",
@@ -139,18 +140,16 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
         *(f"cause, in {times} of {len(wrong)}: {cause}" for cause, times in causes),
         *_in_common(wrong, right),
     ]
-    largest = max(wrong, key=lambda one: prod(one.plan.pairs) if one.theirs is not None else 0)
-    if largest.theirs is not None and sum(times for _, times in causes) <= len(wrong) / 2:
+    unknown = [one for one in wrong if one.theirs is not None and not one.causes]
+    if unknown:
+        largest = max(unknown, key=lambda one: prod(one.plan.pairs))
         (q, k, v), given = parts(largest.problem)
         try:
             said = diagnose(q, k, v, largest.theirs, **given).told()
         except ClearheadError as error:
             said = f"nothing: {error.one_line()}"
-        lines += [
-            "",
-            f"what ch.diagnose says about seed {largest.plan.seed}:",
-            *(f"  {line}" for line in said.splitlines()),
-        ]
+        lines += ["", f"what ch.diagnose says about seed {largest.plan.seed}:"]
+        lines += [f"  {line}" for line in said.splitlines()]
     return "\n".join([*lines, "", f"to repeat just this problem, add to the call: examples=[{failure.plan.seed}]"])
 
 

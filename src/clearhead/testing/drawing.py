@@ -1,6 +1,6 @@
 """The problems of `assert_attention`: kind, sizes, rules and numbers, all drawn from one seed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ SIZES = ("batch", "kv_heads", "group", "queries", "keys", "d_k", "d_v")  # those
 LENGTHS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129)
 WIDTHS = (16, 64, (40, 24))
 _LONG = (1000, 1024, 1025, 2047)
-_HIDING = ("mask", "kv_lengths", "query_lengths", "query_segments")
-_NEEDED = {"empty rows": (*_HIDING, "bias"), "NaN behind the mask": _HIDING}  # kinds, and rules of which they need one
+_HIDING = {"mask", "kv_lengths", "query_lengths", "query_segments"}
+NEEDED = {"empty rows": {*_HIDING, "bias"}, "NaN behind the mask": _HIDING}  # kinds, and rules of which they need one
 _MOST = 300_000  # weights of one problem
 
 
@@ -70,15 +70,10 @@ def parts(problem: Mapping[str, Any]) -> tuple[list[Any], Rules]:
     return [problem[name] for name in "qkv"], joined({name: x for name, x in problem.items() if name not in "qkv"})
 
 
-def possible(kind: str, names: Iterable[str]) -> bool:
-    """Can a problem with these rules be of this kind?"""
-    return kind not in _NEEDED or not set(_NEEDED[kind]).isdisjoint(names)
-
-
 def planned(draws: Draws, seed: int) -> ProblemPlan:
     """The plan of a seed; consecutive seeds have different kinds."""
     kind, rng = draws.kinds[seed % len(draws.kinds)], np.random.default_rng([seed, 0])
-    names = {*draws.rules, *(name for name in draws.optional if kind in _NEEDED or rng.random() < 0.5)}
+    names = {*draws.rules, *(name for name in draws.optional if kind in NEEDED or rng.random() < 0.5)}
     names |= {"query_segments", "kv_segments"} if names & {"query_segments", "kv_segments"} else set()
     dtypes = draws.dtypes[int(rng.integers(len(draws.dtypes)))]
     lengths = draws.lengths or LENGTHS

@@ -14,7 +14,7 @@ from clearhead.core.call import describe
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.recipe import eps
 from clearhead.digits import significant
-from clearhead.errors import ClearheadError, DtypeError, ShapeError
+from clearhead.errors import DtypeError, ShapeError
 from clearhead.testing.drawing import Draws, ProblemPlan, drawn, parts
 
 FACTOR = 4.0  # how many times further off than rounding explains a right number may be
@@ -65,14 +65,15 @@ class Truth(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = None) -> tuple[Array, list[Truth]]:
-    """Which rows see a key, and the truth of the output and, for a derivative g by it, of those by q, k and v.
+def truths(plan: ProblemPlan, problem: Mapping[str, Any], *, gradients: bool = False) -> tuple[list[Truth], Any]:
+    """The truth of the output; with gradients those by q, k and v of Σ g·output too, and g, else None.
 
     A logit is off by eps times the absolute values that are added up in it, a weight by that and by what its row's
-    log-sum-exp L is off by, an output by the sum of what its terms are off by; and so on for the derivatives.
+    log-sum-exp L is off by, an output by the sum of what its terms are off by; and so on for the derivatives. Rows that
+    see no key are a kind of their own: elsewhere any number will do there.
     """
     arrays, rules = parts(problem)
-    stated = describe(arrays[0], arrays[1], arrays[2], rules).problem
+    stated, dtype = describe(arrays[0], arrays[1], arrays[2], rules).problem, max(plan.dtype, plan.result, key=eps)
     q, k, v = (np.nan_to_num(x.astype(np.float64), posinf=0.0, neginf=0.0) for x in arrays)  # only where nobody looks
     book = definition.attend(stated, q, k, v)
     a, few, scale = book.weights, k.shape[1], np.asarray(stated.scale)[:, None, None]
@@ -82,14 +83,16 @@ def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = N
     sums = np.nan_to_num(abs(book.logsumexp), posinf=0.0)[..., None] * max(eps(statistics_dtype(dtype)), unit / 256)
     tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # a smaller weight, or result, may be 0
     weights = tiny + a * (unit + logits + (a * logits).sum(axis=-1, keepdims=True) + sums)
-    results = [("output", book.output, definition.product(weights, abs(v)))]
+    compared, g = np.asarray(dense(stated).any(axis=-1, keepdims=True)) | (plan.kind == "empty rows"), None
+    results = [("output", book.output, np.where(compared, definition.product(weights, abs(v)), np.inf))]
 
     def by_keys(x: Array, y: Array) -> Array:
         columns = x.swapaxes(-1, -2) @ y
         return cast("Array", columns.reshape(len(x), few, -1, *columns.shape[2:]).sum(axis=2))
 
-    if g is not None:
-        g = g.astype(np.float64)
+    if gradients:
+        normal = np.random.default_rng([plan.seed, 4]).standard_normal(book.output.shape)
+        g = np.where(compared, normal, 0.0).astype(plan.dtype).astype(np.float64)
         slopes = definition.product(g, v.swapaxes(-1, -2)) - (g * book.output).sum(axis=-1, keepdims=True)
         by_scores = definition.by_scores(book.block, book.capped, np.where(book.hidden(), 0.0, a * slopes))
         moved = weights * definition.product(abs(g), abs(v).swapaxes(-1, -2))
@@ -99,8 +102,7 @@ def truths(problem: Mapping[str, Any], dtype: np.dtype[Any], g: Array | None = N
             ("dk", by_keys(by_scores, q), by_keys(moved, abs(q))),
             ("dv", by_keys(a, g), by_keys(weights, abs(g))),
         ]
-    made = [Truth(name, right, rounding + tiny, dtype) for name, right, rounding in results]
-    return np.asarray(dense(stated).any(axis=-1, keepdims=True)), made
+    return [Truth(name, right, rounding + tiny, dtype) for name, right, rounding in results], g
 
 
 class Failure(NamedTuple):
@@ -114,90 +116,80 @@ class Failure(NamedTuple):
     error: Exception | None = None
 
 
-class Caller(NamedTuple):
-    """Somebody's function, and the kind of array that it takes: "numpy", "torch", or the device of its tensors."""
+def _given(problem: dict[str, Any], arrays: str, *, swapped: bool) -> dict[str, Any]:
+    """Copies as the function takes them, `arrays` as in `assert_attention`.
 
-    fn: Any
-    arrays: str
-
-    def given(self, problem: dict[str, Any], *, swapped: bool) -> dict[str, Any]:
-        """Copies as the function takes them; swapped: heads and tokens of q, k and v lie swapped in memory."""
-        result = dict(problem)
-        for name, x in problem.items():
-            turned = swapped and name in "qkv"
-            if isinstance(x, np.ndarray):
-                copy: Any = np.array(x.swapaxes(1, 2) if turned else x, order="C")
-                if self.arrays != "numpy":
-                    copy = to_torch(sys.modules["torch"], copy).to("cpu" if self.arrays == "torch" else self.arrays)
-                result[name] = copy.swapaxes(1, 2) if turned else copy
-        return result
-
-    def output(self, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
-        """What the function returns, a copy of it, and copies of the derivatives of Σ g·output by q, k and v.
-
-        Raises whatever the function raises, ShapeError or DtypeError.
-        """
-        inputs, rules = parts(given)
-        inputs = inputs if g is None else [x.detach().requires_grad_() for x in inputs]
-        with np.errstate(all="ignore"):  # NumPy would warn of the NaN and infinities that are given on purpose
-            result = self.fn(*inputs, **rules)
-        array, shape = _copy(result), (*given["q"].shape[:3], given["v"].shape[3])
-        if array.dtype not in FLOATS:
-            raise DtypeError(f"the result is {array.dtype}: expected a float dtype.")
-        if array.shape != shape:
-            raise ShapeError(f"the result has shape {array.shape}: expected {named(shape, _OUTPUT)}.")
-        if g is None:
-            return result, [array]
-        torch = sys.modules["torch"]
-        slopes = torch.autograd.grad(result, inputs, torch.from_numpy(g.astype(np.float64)).to(result))
-        return result, [array, *map(_copy, slopes)]
+    swapped   do heads and tokens of q, k and v lie swapped in memory?
+    """
+    result = dict(problem)
+    for name in _arrays(problem):
+        turned = swapped and name in "qkv"
+        copy: Any = np.array(problem[name].swapaxes(1, 2) if turned else problem[name], order="C")
+        if arrays != "numpy":
+            copy = to_torch(sys.modules["torch"], copy).to("cpu" if arrays == "torch" else arrays)
+        result[name] = copy.swapaxes(1, 2) if turned else copy
+    return result
 
 
-def judged(caller: Caller, draws: Draws, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
+def _called(fn: Any, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
+    """What the function returns, a copy of it, and copies of the derivatives of Σ g·output by q, k and v.
+
+    Raises whatever the function raises, ShapeError or DtypeError.
+    """
+    inputs, rules = parts(given)
+    inputs = inputs if g is None else [x.detach().requires_grad_() for x in inputs]
+    with np.errstate(all="ignore"):  # NumPy would warn of the NaN and infinities that are given on purpose
+        result = fn(*inputs, **rules)
+    array, shape = _copy(result), (*given["q"].shape[:3], given["v"].shape[3])
+    if array.dtype not in FLOATS:
+        raise DtypeError(f"the result is {array.dtype}: expected a float dtype.")
+    if array.shape != shape:
+        raise ShapeError(f"the result has shape {array.shape}: expected {named(shape, _OUTPUT)}.")
+    if g is None:
+        return result, [array]
+    torch = sys.modules["torch"]
+    slopes = torch.autograd.grad(result, inputs, torch.from_numpy(g).to(result))
+    return result, [array, *map(_copy, slopes)]
+
+
+def judged(fn: Any, arrays: str, draws: Draws, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
     """Call the function on a plan's problem, and again; None where all that it gives is right."""
     first, second = (drawn(draws, plan, again=again) for again in (False, True))
-    swapped, results = plan.kind == "strides", list[tuple[Any, list[Array]]]()
-    kept = given = caller.given(first, swapped=swapped)
+    names, swapped, results = _arrays(first), plan.kind == "strides", list[tuple[Any, list[Array]]]()
+    kept = given = _given(first, arrays, swapped=swapped)
     for place, problem in enumerate((first, second, second)):
         if place:
-            given = caller.given(second, swapped=swapped)
+            given = _given(second, arrays, swapped=swapped)
         if place < 2:
-            right, g = [_truth(plan, problem)], None
-        if place < 2 and gradients:  # of Σ g·output
-            normal = np.random.default_rng([plan.seed, 4]).standard_normal(right[0].right.shape)
-            g = np.where(np.isinf(right[0].rounding), 0.0, normal).astype(plan.dtype)
-            right += truths(problem, plan.dtype, g)[1][1:]
-        arrays = [name for name, x in given.items() if hasattr(x, "shape")]
+            right, g = truths(plan, problem, gradients=gradients)
         if place == 2:
-            for name in arrays:
+            for name in names:
                 kept[name][...] = given[name]
             given = kept
-        before = {name: _copy(given[name]).tobytes() for name in arrays}
+        before = {name: _copy(given[name]).tobytes() for name in names}
+        earlier = [_copy(result).tobytes() for result, _ in results]
         try:
-            results.append(caller.output(given, g))
+            results.append(_called(fn, given, g))
         except Exception as error:  # anything that somebody's function may raise
             told = f"{CALLS[place]}: it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return Failure(plan, problem, (told,), error=error)
-        changed = [name for name in arrays if _copy(given[name]).tobytes() != before[name]]
-        causes, theirs = tuple(_misbehaved(plan, changed, results)), results[-1][1]
+        changed = [name for name in names if _copy(given[name]).tobytes() != before[name]]
+        moved = any(_copy(result).tobytes() != old for (result, _), old in zip(results, earlier, strict=False))
+        theirs = results[-1][1]
+        causes = tuple(_misbehaved(plan, theirs[0].dtype, changed, moved=moved))
         lines = [line for truth, x in zip(right, theirs, strict=True) for line in truth.wrong(x)]
         if lines and not causes and right[0].fits(theirs[0]):
             causes = ("the output is right, its derivatives are not",)
         if lines and not causes:
             causes = _stale(plan, first, second, theirs[0], place) if place else ()
-            causes = causes or _causes(caller, plan, problem, theirs[0])
+            causes = causes or _causes(fn, arrays, plan, problem, theirs[0])
         if causes or lines:
             return Failure(plan, problem, (CALLS[place], *lines), causes, None if place else theirs[0])
     return None
 
 
-def _truth(
-    plan: ProblemPlan, problem: dict[str, Any], dtype: np.dtype[Any] | None = None, *, empty: bool | None = None
-) -> Truth:
-    """The right output; rows that see no key are a kind of their own, and have any number elsewhere."""
-    seen, (truth,) = truths(problem, dtype or max(plan.dtype, plan.result, key=eps))
-    empty = plan.kind == "empty rows" if empty is None else empty
-    return truth if empty else truth._replace(rounding=np.where(seen, truth.rounding, np.inf))
+def _arrays(problem: Mapping[str, Any]) -> list[str]:
+    return [name for name, x in problem.items() if isinstance(x, np.ndarray)]
 
 
 def _copy(x: Any) -> Array:
@@ -205,13 +197,12 @@ def _copy(x: Any) -> Array:
     return array
 
 
-def _misbehaved(plan: ProblemPlan, changed: list[str], results: list[tuple[Any, list[Array]]]) -> Iterator[str]:
-    """What is wrong with a call whatever its numbers are."""
+def _misbehaved(plan: ProblemPlan, dtype: np.dtype[Any], changed: list[str], *, moved: bool) -> Iterator[str]:
+    """What is wrong with a call whatever its numbers are: the inputs that changed, an earlier result that did."""
     if changed:
         yield f"it writes into its inputs: {', '.join(changed)} changed during the call"
-    if len(results) == 2 and _copy(results[0][0]).tobytes() != results[0][1][0].tobytes():
-        yield "the first result changed when it was called again: it returns a buffer that it keeps and reuses"
-    dtype = results[-1][1][0].dtype
+    if moved:
+        yield "an earlier result changed when it was called again: it returns a buffer that it keeps and reuses"
     if dtype != plan.result and dtype.itemsize <= plan.result.itemsize:
         declared = f'dtypes=[("{plan.dtype}", "{dtype}")]'
         yield f"it returns {dtype} where {plan.result} is expected; if that is meant, say {declared}"
@@ -221,33 +212,29 @@ def _stale(
     plan: ProblemPlan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int
 ) -> tuple[str, ...]:
     """Which inputs of an earlier call give these numbers."""
-    arrays = [name for name, x in first.items() if isinstance(x, np.ndarray)]
+    arrays = _arrays(first)
     for names in (arrays, *([name] for name in arrays), ["k", "v"]):
-        if _truth(plan, second | {name: first[name] for name in names}).fits(theirs):
+        if truths(plan, second | {name: first[name] for name in names})[0][0].fits(theirs):
             what = "the result" if names is arrays else ", ".join(names)
             by = "address" if place == 2 else "shape, or by some of their numbers"
             return (f"a cache: it uses {what} of an earlier call; it knows inputs again by their {by}",)
     return ()
 
 
-def _causes(caller: Caller, plan: ProblemPlan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
-    """What explains these numbers."""
-    if plan.kind == "empty rows" and _truth(plan, problem, empty=False).fits(theirs):
+def _causes(fn: Any, arrays: str, plan: ProblemPlan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
+    """What empty rows, another call or rounding tell; what was computed instead is for `diagnose` to say."""
+    right, swapped = truths(plan, problem)[0][0], plan.kind == "strides"
+    if plan.kind == "empty rows" and truths(plan._replace(kind="usual"), problem)[0][0].fits(theirs):
         return ("only rows that see no key are wrong: their output is 0",)
-    right, swapped = _truth(plan, problem), plan.kind == "strides"
     with suppress(Exception):  # anything that somebody's function may raise
-        again = caller.output(caller.given(problem, swapped=swapped))[1][0]
+        again = _called(fn, _given(problem, arrays, swapped=swapped))[1][0]
         if not right._replace(right=again.astype(np.float64)).fits(theirs):
             return ("it is not deterministic: another call with the same inputs gives other numbers",)
-        if swapped and right.fits(caller.output(caller.given(problem, swapped=False))[1][0]):
+        if swapped and right.fits(_called(fn, _given(problem, arrays, swapped=False))[1][0]):
             return ("it misreads strides: for contiguous copies of the same inputs it is right",)
-    together = {"query_segments", "kv_segments"}, {"spans[0]", "spans[1]", "spans[2]"}, problem.keys() - {*"qkv"}
-    for names in (*({name} for name in problem if name not in "qkv"), *together):
-        rest = {name: x for name, x in problem.items() if name not in names}
-        with suppress(ClearheadError):  # the other rules need this one
-            if len(rest) < len(problem) and _truth(plan, rest).fits(theirs):
-                return (f"it ignores {', '.join(sorted(names))}",)
     for narrow in (np.dtype(np.float16), bfloat16):
-        if narrow.itemsize < plan.dtype.itemsize and _truth(plan, problem, narrow).fits(theirs, 0.5):
+        rounded = truths(plan._replace(dtype=narrow), problem)[0][0]
+        tells = np.median(rounded.rounding) < 0.1 * np.median(abs(rounded.right))  # else it explains anything
+        if narrow.itemsize < plan.dtype.itemsize and tells and rounded.fits(theirs, 0.5):
             return (f"rounding in {narrow} would explain it: is something computed or added up in {narrow}?",)
     return ()
