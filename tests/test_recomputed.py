@@ -145,8 +145,9 @@ Named = dict[str, Array]
 
 def close(result: Array, truth: Array, name: str) -> None:
     scale = np.abs(truth).max(initial=0) + 1.0  # a bias that is one number has sums of large numbers, which are 0
-    near = max(1e-8, float(ml_dtypes.finfo(result.dtype).eps))  # a bias may have fewer digits than q
-    np.testing.assert_allclose(result.astype(np.float64), truth, atol=1e-9 * scale, rtol=near, err_msg=name)
+    kind = ml_dtypes.finfo(result.dtype)  # a bias may have fewer digits than q
+    near, least = max(1e-8, float(kind.eps)), max(1e-9 * scale, float(kind.smallest_subnormal))
+    np.testing.assert_allclose(result.astype(np.float64), truth, atol=least, rtol=near, err_msg=name)
 
 
 def ours(along: Along, leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
