@@ -14,7 +14,7 @@ from clearhead.core.axes import brief
 from clearhead.core.definition import contributions, over_heads
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_members, read_place, whole_number
-from clearhead.core.rules import Rules
+from clearhead.core.rules import Rules, with_options
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
 from clearhead.errors import RuleError
@@ -210,6 +210,7 @@ class Trace:
         return TokenTrace(i, difference=difference, **given)
 
 
+@with_options
 def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
     """Attention step by step, every intermediate kept in float64: S = Q·Kᵀ, S/√d_k, …, A = softmax, O = A·V.
 
@@ -235,6 +236,7 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     return Trace(of_inputs(q, k, v, convention, rules))
 
 
+@with_options
 def trace_layer(
     x: Any,
     w_q: Any,
