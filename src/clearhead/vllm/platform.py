@@ -70,7 +70,7 @@ def install() -> None:
         served["exported"] = bool(traced or os.environ.get("PROMETHEUS_MULTIPROC_DIR"))
         if _SERVER in sys.modules and os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "0":
             os.environ[MEMORY] = "0"  # nobody can ask its workers for what is kept
-        kept = os.environ.get(FILE) or f"{limit(MEMORY)} MiB of memory"
+        kept = os.environ.get(FILE) or (f"{limit(MEMORY)} MiB of memory" if limit(MEMORY) else "no file and no memory")
         said = "Attention is clearhead's (CLEARHEAD_VLLM=1). Statistics go to %s, at most %s numbers of a token."
         _LOG.info(said, kept, f"{limit(NUMBERS):,}")
 
