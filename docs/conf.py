@@ -27,7 +27,6 @@ add_module_names = False
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True, "inherited-members": "Module,tuple,dict,str,BaseException,SpecialForm"}
 html_theme = "furo"
 html_title = "clearhead"

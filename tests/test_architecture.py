@@ -9,7 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ import clearhead
 import clearhead as ch
 from clearhead import engines
 from clearhead.core.problem import Rules
-from clearhead.core.statistics import Watched
+from clearhead.core.statistics import Asked
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.engines import native
 from clearhead.explaining.head_steps import HeadSteps
@@ -179,7 +179,19 @@ def test_every_failure_can_be_replayed():
 @pytest.mark.parametrize("name", clearhead.__all__)
 def test_no_public_name_swallows_unknown_options(name: str):
     for option in inspect.signature(getattr(clearhead, name)).parameters.values():
-        assert option.kind is not option.VAR_KEYWORD or option.annotation in (Unpack[Rules], Unpack[Watched]), option
+        assert option.kind is not option.VAR_KEYWORD, option
+
+
+def test_each_option_is_shown_with_its_default():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 8))
+    shown = inspect.signature(clearhead.attention).parameters
+    given: Any = {name: shown[name].default for name in Rules.__annotations__}
+    assert np.array_equal(clearhead.attention(q, k, v, **given), clearhead.attention(q, k, v))
+    shown = inspect.signature(clearhead.AttentionMatrix.observe).parameters
+    given = {name: shown[name].default for name in Asked.__annotations__}
+    seen = clearhead.AttentionMatrix(q, k).observe(v, **given)
+    assert all(getattr(seen, name) is None for name in given)
+    assert {"entropy", "top", "causes"} <= set(inspect.signature(clearhead.watch).parameters)
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -212,7 +224,7 @@ def test_the_import_is_quick():
 
 def test_public_names_are_sorted_and_found():
     assert list(clearhead.__all__) == sorted(clearhead.__all__)
-    assert {*clearhead.__all__, "nn", "torch"} <= set(dir(clearhead))
+    assert dir(clearhead) == sorted([*clearhead.__all__, "__version__", "nn", "testing", "torch"])
     with pytest.raises(AttributeError, match=r"^module 'clearhead' has no attribute 'atention'$"):
         clearhead.atention  # noqa: B018
 

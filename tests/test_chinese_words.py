@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
 
@@ -13,9 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
 
-from clearhead.arguments import broken, columns, command_line
+from clearhead.arguments import columns, command_line
 from clearhead.digits import fixed, percent, significant
+from clearhead.report.console import folded
+from clearhead.spelling import breaks
 from clearhead.textbook.trace import TokenTrace
 from clearhead.watching.effects import Head, Summary
 from clearhead.words import REPORTS, of_locale, table
@@ -114,11 +119,20 @@ def test_both_languages_show_the_same_commands_in_80_columns(command, monkeypatc
 
 
 def test_a_line_is_not_broken_before_punctuation_or_in_a_name():
-    lines = broken("默认：最可能的 --against，TOKEN", 16)
+    text = "默认：最可能的 --against，TOKEN"
+    lines = [text[start:end].rstrip() for start, end in pairwise([0, *breaks(text, 16), len(text)])]
     assert all(columns(line) <= 16 for line in lines)
     assert "".join(lines).replace(" ", "") == "默认：最可能的--against，TOKEN"
     assert not any(line.startswith(("，", "：")) for line in lines)
     assert any("--against" in line for line in lines)
+
+
+def test_a_chinese_line_of_a_report_keeps_its_numbers_whole():
+    text = "值的凸组合，所以每个数都在其间：0≤0.9224≤1.0000，2.0000≤2.1553≤4.0000，总和为 1"
+    parts = folded(Console(width=40), Text(f"  {text}"))
+    assert all(columns(part.plain) <= 40 for part in parts)
+    assert "".join(part.plain.strip() for part in parts).replace(" ", "") == text.replace(" ", "")
+    assert {"0≤0.9224≤1.0000", "2.0000≤2.1553≤4.0000"} <= set(re.findall(r"[0-9.≤]{9,}", " ".join(map(str, parts))))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_what_cannot_be_generated_is_refused():
         steps_of_text("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
 
 
+@pytest.mark.parametrize("ids", [[], ["humpty"], [[1, 2]], [1.5], [True], [-1], [2400], 3, None])
+def test_ids_that_cannot_be_are_refused(ids):
+    model = ch.load_model()
+    for ask in (model.run, lambda ids: model.generate(ids, 1)):
+        with pytest.raises(RuleError, match="expected a text, or whole numbers from 0 to 2399"):
+            ask(ids)
+    with pytest.raises(RuleError, match="count is -1: expected a whole number from 0 up"):
+        model.generate("humpty dumpty", -1)
+    assert model.generate("humpty dumpty", 2) == model.generate(model.tokenizer.continuation("humpty dumpty"), 2)
+
+
 def test_the_page_steps_through_the_generated_tokens(running):
     seen = steps_of_text("humpty dumpty", generate=5)
     with opened(running, seen.to_html(), wait=".decoding") as page:

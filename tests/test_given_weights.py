@@ -169,6 +169,7 @@ def test_without_a_file_the_example_of_the_tutorials_is_traced(capsys, language)
     assert "0.5500·v_attention + 0.2500·v_is + 0.1500·v_what + 0.0500·v_? = [0.8000" in said
     assert "0≤0.8000≤2.0000" in said
     assert ("convex combination of the values:" if language == "en" else "值的凸组合：") in said
+    assert f"d_k = 4 {'and' if language == 'en' else '与'} d_v = 2 " in said
     k = np.array([[1, 1, 0, 0.1972], [1, 1, 1, 0.2189], [1, 1.4, 1.2, 1.1958], [1, -1, 1, -1]])
     weights = softmax(np.ones(4) @ k.T / 2)
     np.testing.assert_allclose(weights, [0.15, 0.25, 0.55, 0.05], atol=5e-5)

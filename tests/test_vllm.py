@@ -215,17 +215,71 @@ def test_means_go_to_opentelemetry_and_prometheus(
     assert not recorder.means
 
 
-def test_no_more_requests_are_kept_than_a_server_can_hold(
+def test_kept_statistics_stay_below_the_limit_of_memory(
     vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
 ):
-    monkeypatch.setattr(records, "_MOST", 2)
+    size = 4 * LAYERS * HEADS + 1024  # of one token's share on the first token
+    monkeypatch.setattr(records, "limit", lambda name: 2.5 * size / 2**20)
     served = Served()
     for name in ("one-1234abcd", "two-1234abcd", "three-1234abcd"):
         served.step({name: {"clearhead": {"first": True}}}, tuple(served.texts), **{name: 5})
     assert len(recorder.asked) == 1  # the others are finished
+    assert recorder.size == 2 * size
     assert clearhead.vllm.statistics("three")["first"].shape == (1, 3, 4)
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(UnknownNameError, match="The last are two-1234abcd, three-1234abcd"):
         clearhead.vllm.statistics("one")
+    monkeypatch.setattr(records, "limit", lambda name: 0)
+    served.step({"four": {"clearhead": {"first": True}}}, four=5)
+    assert (recorder.size, len(recorder.seen)) == (0, 0)
+
+
+LIMITS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {  # environment, what is asked for in 12 layers·heads
+    "numbers": ({records.NUMBERS: "100"}, {"top": 5}, "asked for 120 numbers of each token: the most are 100"),
+    "memory": ({records.MEMORY: "1"}, {"top": 20, "max_tokens": 500}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
+    "the rest": ({records.MEMORY: "1"}, {"top": 20, "positions": 530}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
+    "a server": ({records.MEMORY: "0"}, {"first": True}, "this server writes no file and keeps nothing in memory"),
+    "no number": ({records.MEMORY: "1e3"}, {"first": True}, "CLEARHEAD_VLLM_MEMORY is '1e3': expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_more_than_a_server_can_keep_is_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch, name: str):
+    environment, asked, message = LIMITS[name]
+    asked = dict(asked)
+    config = a_config(model__max_model_len=asked.pop("positions", 64))
+    params = SimpleNamespace(extra_args={"clearhead": asked}, max_tokens=asked.pop("max_tokens", None))
+    platform = installed(vllm, monkeypatch)
+    platform.check_and_update_config(config)
+    prompt = {"prompt_token_ids": [0] * 30}
+    platform.validate_request(prompt, params)  # the defaults have room
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match=message):
+        platform.validate_request(prompt, params)
+    if "MiB" in message or "server" in name:
+        monkeypatch.setenv(records.FILE, "seen.jsonl")
+        platform.validate_request(prompt, params)
+
+
+@pytest.mark.parametrize("dev", ["0", "1"])
+def test_a_server_keeps_only_what_can_be_read(vllm: Modules, monkeypatch: pytest.MonkeyPatch, caplog: Any, dev: str):
+    for name in (records.MEMORY, records.FILE):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", dev)
+    platform = installed(vllm, monkeypatch)
+    monkeypatch.setitem(sys.modules, importlib.import_module("clearhead.vllm.platform")._SERVER, ModuleType("server"))
+    with caplog.at_level("INFO", logger="vllm"):
+        platform.check_and_update_config(a_config())
+    kept = "256 MiB of memory" if dev == "1" else "no file and no memory"
+    assert f"Attention is clearhead's (CLEARHEAD_VLLM=1). Statistics go to {kept}" in caplog.text
+    params = SimpleNamespace(extra_args={"clearhead": {"first": True}})
+    if dev == "0":
+        with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read"):
+            platform.validate_request({}, params)
+        config = a_config()
+        config.observability_config.otlp_traces_endpoint = "http://127.0.0.1:4317"
+        platform.check_and_update_config(config)
+    platform.validate_request({}, params)
 
 
 def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules):
@@ -332,6 +386,13 @@ WRONG: dict[str, tuple[Any, str]] = {
     "heads that are no list": ({"first": True, "heads": 1}, "heads is 1: expected a list"),
     "a span that is empty": ({"spans": [[3, 3]]}, r"spans is .*: expected a list of \[start, stop\)"),
     "a span beyond the prompt": ({"spans": [[0, 31]]}, "within the prompt's 30 tokens"),
+    "JSON without an end": ("[" * 200_000, "expected a dictionary, or one as JSON"),
+    "too many spans": ({"spans": [[0, 1]] * 257}, "there are 257 spans: expected at most 256"),
+    "no layers": ({"first": True, "layers": []}, "expected .* from 0 to 2, at least one"),
+    "NumPy's layers": ({"first": True, "layers": [np.int64(1)]}, "expected a list of Python's whole numbers"),
+    "NumPy's truth": ({"first": np.True_}, "first is .*: expected True or False"),
+    "NumPy's spans": ({"spans": [[0, np.int64(3)]]}, "spans is .*: expected a list of"),
+    "NumPy's top": ({"top": np.int64(3)}, "top is .*: expected a number of keys"),
     "more keys than there are": ({"top": 31}, "top is 31: expected a number of keys up to the prompt's 30 tokens"),
 }
 
@@ -345,6 +406,8 @@ def test_a_request_with_wrong_choices_is_refused_early(vllm: Modules, monkeypatc
     with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match=message):
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="did you mean `clearhead`"):
+        platform.validate_request(prompt, SimpleNamespace(extra_args={"clear_head": {"first": True}}))
     platform.validate_request({"prompt_embeds": None}, SimpleNamespace())
 
 

@@ -99,4 +99,4 @@ def _part(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_PARTS})
+    return sorted({*__all__, *_PARTS, "__version__"})

@@ -1,13 +1,13 @@
 """The command line's arguments: those of every command, their help, and their errors."""
 
 import argparse
-import re
 import sys
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from clearhead.errors import FileError, expected
 from clearhead.report.streams import can_show, complain
-from clearhead.spelling import cells
+from clearhead.spelling import breaks, cells
 from clearhead.version import __version__
 from clearhead.words import LANGUAGES, Language, of_locale, table
 
@@ -59,7 +59,8 @@ class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, actions, groups, table("help")["usage"]["zh"] if prefix is None else prefix)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return broken(text, width)
+        ends = [*breaks(text, width), len(text)]
+        return [text[start:end].rstrip() for start, end in pairwise([0, *ends])]
 
     def format_help(self) -> str:
         text = super().format_help()
@@ -280,13 +281,3 @@ def numbers(name: str, text: str) -> list[int]:
 def columns(text: str) -> int:
     """How many columns of a terminal the text takes."""
     return sum(cells(text))
-
-
-def broken(text: str, width: int) -> list[str]:
-    """Chinese text in lines of at most `width` columns; not within a name, and not before punctuation."""
-    lines = [""]
-    for part in re.findall(r"(?:[\x21-\x7e]+|[^\x21-\x7e])[，。；：、）]*\s*", text):
-        if lines[-1] and columns(lines[-1] + part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return [line.rstrip() for line in lines]

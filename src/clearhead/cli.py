@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead import __version__, arguments, lessons
+from clearhead import __version__, arguments
 from clearhead.core.files import check_writable, read_text, write_whole
 from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError
 from clearhead.report import streams
@@ -253,6 +253,14 @@ def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
     return [run_of(load(options.source))]
 
 
+def _lesson(options: argparse.Namespace) -> int:
+    from clearhead.report import lessons
+
+    if options.command == "scale" and options.widths is not None:
+        options.widths = arguments.numbers("--widths", options.widths)
+    return {"shapes": lessons.shapes, "scale": lessons.scale, "learn": lessons.learn}[options.command](options)
+
+
 def _trace(options: argparse.Namespace) -> int:
     from clearhead import textbook
     from clearhead.diagnosing.claims import check_file
@@ -337,9 +345,9 @@ def _models(options: argparse.Namespace) -> int:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
-    "shapes": lessons.shapes,
-    "scale": lessons.scale,
-    "learn": lessons.learn,
+    "shapes": _lesson,
+    "scale": _lesson,
+    "learn": _lesson,
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,

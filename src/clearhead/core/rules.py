@@ -8,7 +8,8 @@ the set of rules that they support and refuse all others: EVERYWHERE, and what t
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from inspect import Parameter, signature
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from clearhead.errors import RuleError, unknown
 
 Axes = tuple[str, ...]
 Index = range | slice | list[int] | np.ndarray[Any, np.dtype[Any]]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Rules(TypedDict, total=False):
@@ -104,6 +106,18 @@ EVERYWHERE = frozenset({  # what all of them support: a new rule is not among th
 })  # fmt: skip
 FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}
 BROADCAST = tuple(field for field, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2])  # over batch and heads
+
+
+def with_options(function: _Function) -> _Function:
+    """A decorator that names each of a function's **rules: Unpack[Rules] in its signature, as help shows it."""
+    shown = signature(function)
+    *named, options = shown.parameters.values()
+    (keywords,) = get_args(options.annotation)
+    for name, kind in keywords.__annotations__.items():
+        default = kind() if kind in (bool, int) else get_args(kind)[0] if get_origin(kind) is Literal else None
+        named.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    function.__signature__ = shown.replace(parameters=named)  # type: ignore[attr-defined]
+    return function
 
 
 def along(axis: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import Window
-from clearhead.core.rules import Rules, check_supported
+from clearhead.core.rules import Rules, check_supported, with_options
 from clearhead.core.torch_state import ungraphed
 from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage, file_inputs, read_inputs
 from clearhead.diagnosing.rule_changes import changed_rules
@@ -38,6 +38,7 @@ _ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over h
 _MOST = 6  # the most runs of positions that are listed
 
 
+@with_options
 def diagnose(
     q: Any,
     k: Any,
@@ -79,6 +80,7 @@ def diagnose(
         return judged(read_inputs(arrays, theirs, stage, rotary=(rotary, rotary_interleaved), rules=rules))
 
 
+@with_options
 def diagnose_layer(
     x: Any,
     w_q: Any,

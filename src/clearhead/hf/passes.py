@@ -31,6 +31,7 @@ def check_model(model: Any) -> None:
         inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
         held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
         hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), "")
+        hint = f"ch.load_model({model!r}) has a model of that name." if isinstance(model, str) else hint
         raise DtypeError(
             f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
             "one.",

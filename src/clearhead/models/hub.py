@@ -19,6 +19,7 @@ from clearhead.changing.change import change
 from clearhead.changing.edits import Edit, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
 from clearhead.models.decoder import acting_edits, output_factors
@@ -67,7 +68,7 @@ class HubModel:
 
     def generate(
         self,
-        ids: list[int],
+        ids: list[int] | str,
         count: int,
         each: Each = iter,
         *,
@@ -81,6 +82,7 @@ class HubModel:
             raise RuleError(
                 f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
+        ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
         prompt, steps = torch.tensor([ids]), iter(each(range(count)))
         streamer = SimpleNamespace(put=lambda _: next(steps, None), end=lambda: None)  # called for the prompt first
@@ -176,10 +178,11 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
     if tokenizer is None:
         from transformers import AutoTokenizer
 
+        hint = "give both, (model, tokenizer), as in ch.explain(text, (model, tokenizer))."
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise FileError(f"{name}: its tokenizer is not here: {one_line(error)}", "(model, tokenizer)") from error
+            raise FileError(f"{name}: its tokenizer is not here: {one_line(error)}", hint) from error
     if not getattr(tokenizer, "is_fast", False):
         raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads

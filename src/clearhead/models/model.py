@@ -13,6 +13,7 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
 from clearhead.models import folder, gguf, runs, tokens, weights
 from clearhead.models.backward import of_logits, through
@@ -57,15 +58,16 @@ class Model:
         return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
 
     def generate(
-        self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
+        self, ids: list[int] | str, count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
     ) -> list[int]:
-        """The ids that the model puts after these, each the likeliest (greedy); `each` iterates over them.
+        """The ids that the model puts after a text or ids, each the likeliest (greedy); `each` iterates over them.
 
         ends   stop before the token that ends a text; else there are `count`
         run    of the first ids, whose keys and values are not computed again
-        Raises ShapeError for too many.
+        Raises ShapeError for too many, RuleError for ids or a count that cannot be.
         """
         runs.check_unchanged(self.decoder)
+        ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
         made, last = list[int](), self.tokenizer.last if ends else None
         for _, token in zip(each(range(count)), self.decoder.likeliest(ids, run.past if run else ()), strict=False):

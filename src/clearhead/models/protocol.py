@@ -8,6 +8,8 @@ import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
+from clearhead.core.rule_values import is_whole
+from clearhead.errors import RuleError, expected
 
 if TYPE_CHECKING:
     from clearhead.models.gates import LayerBack
@@ -128,9 +130,16 @@ class LanguageModel(Protocol):
     ) -> Iterator[Array]: ...
 
 
-def ids_of(model: LanguageModel, given: list[int] | str) -> list[int]:
-    """The ids of a text, or those that are given."""
-    return [token.id for token in model.tokenizer.tokens(given)] if isinstance(given, str) else given
+def ids_of(model: LanguageModel, given: Sequence[int] | str) -> list[int]:
+    """The ids of a text, or those that are given. Raises RuleError for anything else, or ids that the model lacks."""
+    if isinstance(given, str):
+        return [token.id for token in model.tokenizer.tokens(given)]
+    most = model.config.vocabulary
+    known = isinstance(given, (list, tuple, range, np.ndarray)) and len(given) > 0
+    if not known or not all(is_whole(one) and 0 <= one < most for one in given):
+        what = expected("ids", given, f"a text, or whole numbers from 0 to {most - 1}")
+        raise RuleError(what, 'model.run("humpty dumpty sat on")')
+    return [int(one) for one in given]
 
 
 def in_short(model: LanguageModel) -> str:

@@ -8,7 +8,7 @@ from clearhead import engines
 from clearhead.core.arrays import as_array
 from clearhead.core.call import Given, describe, describe_whole, known
 from clearhead.core.observations import check_room
-from clearhead.core.rules import Rules, flat
+from clearhead.core.rules import Rules, flat, with_options
 from clearhead.core.statistics import Wanted
 from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.engines import native
@@ -16,6 +16,7 @@ from clearhead.engines import native
 _OUTPUT = Wanted(output=True)
 
 
+@with_options
 def attention(
     q: Any, k: Any, v: Any, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
 ) -> Any:
@@ -93,6 +94,7 @@ def recorder_of(q: Any) -> ModuleType:
     return torch_recorded
 
 
+@with_options
 def plan(
     q: Any, k: Any, v: Any = None, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
 ) -> engines.Plan:

@@ -23,6 +23,7 @@ from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.effects import Kind, Terms, read_rest, terms_of_cuts
 from clearhead.core.observations import operand, values_of, wanted
+from clearhead.core.rules import with_options
 from clearhead.core.statistics import (
     STATISTICS,
     Answers,
@@ -145,6 +146,7 @@ class EffectMatrix(Shown, LazyMatrix):
         result = cut_spans(self._engine, self.call.with_values(self._v), self._g, want.groups).astype(self.dtype)
         return self._restore(problem.restore(result))
 
+    @with_options
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Answers:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from clearhead.core.rules import with_options
 from clearhead.loading import load
 
 
@@ -16,7 +17,7 @@ class Page(TypedDict, total=False):
     batch: int
     beside: Any
     language: Literal["en", "zh"]
-    title: str
+    title: str | None
     tokens: Sequence[str] | None
     source_tokens: Sequence[str] | None
 
@@ -29,19 +30,23 @@ class Display:
         def __shown__(self, batch: int, v: Any = None) -> Any:
             """The layers of one batch item to show, with the caller's v, as a ShownRun; each subclass defines it."""
 
+    @with_options
     def document(self, **options: Unpack[Page]) -> Any:
         """The content of the page that `save` writes: a header and arrays. Options and errors as `save`."""
         return load("view.display").document_of(self, options)
 
+    @with_options
     def to_html(self, **options: Unpack[Page]) -> str:
         """The page that `save` writes, as one self-contained HTML text. Options and errors as `save`."""
         text: str = load("view.page").html(self.document(**options))
         return text
 
+    @with_options
     def show(self, **options: Unpack[Page]) -> Any:
         """The whole page in a notebook's cell, which keeps all of it. Options and errors as `save`."""
         return load("view.notebook").Framed(self.to_html(**options))
 
+    @with_options
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write one self-contained page: every head as a square, any head as a map down to single weights.
 

@@ -15,7 +15,7 @@ from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
 from clearhead.core.observations import check_room, check_transposed, operand, values_of, wanted
 from clearhead.core.rule_values import read_place, read_slice
-from clearhead.core.rules import Rules, flat
+from clearhead.core.rules import Rules, flat, with_options
 from clearhead.core.state import State
 from clearhead.core.statistics import Asked, Wanted, askable, explained
 from clearhead.core.torch_state import graphed
@@ -73,6 +73,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     )
     instead = "A @ np.ones(A.shape[-1]) sums over keys, A.received() over queries, A.top(1) has each query's largest"
 
+    @with_options
     def __init__(
         self,
         q: Any,
@@ -268,6 +269,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         whole = problem.restore(result)
         return restore(whole[..., 0] if vector else whole)
 
+    @with_options
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
         """The requested statistics: one pass for the output and row statistics, one more for column statistics.

@@ -1,10 +1,15 @@
 """The console on which reports are printed, with lines wrapped between words."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from clearhead.spelling import breaks
+
+_CHINESE = re.compile("[\u4e00-\u9fff，。；：、（）]")
 
 
 class _Console(Console):
@@ -41,7 +46,9 @@ def folded(console: Console, line: Text) -> list[Text]:
     if cell_len(line.plain) <= console.width:
         return [line]
     indent = len(line.plain) - len(line.plain.lstrip())
-    parts = line[indent:].wrap(console, max(20, console.width - indent - 2))
+    rest, width = line[indent:], max(20, console.width - indent - 2)
+    chinese = _CHINESE.search(rest.plain) is not None
+    parts = rest.divide(breaks(rest.plain, width)) if chinese else rest.wrap(console, width)
     for part in parts:
         part.rstrip()
     return [Text(" " * (indent + (2 if place else 0))) + part for place, part in enumerate(parts)]

@@ -1,6 +1,8 @@
-"""The lessons in the terminal: a layer's shapes, several numbers of heads, why √d_k, and how a small model learns."""
+"""The commands that teach with numbers of their own: shapes, scale and learn, and what they print."""
 
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from rich.cells import cell_len
@@ -10,19 +12,21 @@ from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, significant
-from clearhead.explaining.learning import Learning
+from clearhead.errors import FileError
+from clearhead.explaining.learning import Learning, learning
 from clearhead.report.cells import between, colourful, columns, note, rgb, table, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
-from clearhead.report.streams import spelled
+from clearhead.report.streams import console_of, deliver, spelled
 from clearhead.tables import bar
-from clearhead.textbook.layer_shapes import LayerShapes
-from clearhead.textbook.shapes import Steps
-from clearhead.textbook.sparse import Pattern
+from clearhead.textbook.layer_shapes import LayerShapes, layer_shapes, read_sizes
+from clearhead.textbook.sparse import Pattern, sparse_patterns
 from clearhead.textbook.symbols import Size, is_symbolic, total
-from clearhead.textbook.why_scale import WhyScale
+from clearhead.textbook.why_scale import WIDTHS, WhyScale, why_scale
 from clearhead.words import Language, formula, say
 
+_QUERIES = 1000  # that `clearhead scale` draws for each width
+_STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
 _WIDE = 11  # a column of the tables of scales
 _LINES = 12  # of the table of training steps
 _LEARNED = (-14, -9, 20, -10, -10, -10)  # its columns
@@ -30,9 +34,21 @@ _NEGATIVE, _ZERO, _POSITIVE = ((221, 140, 38), (32, 32, 38), (122, 178, 246))
 _SIGNS = "=- +#"  # without colour
 
 
-def show_shapes(console: Console, shapes: LayerShapes, language: Language) -> None:
+def shapes(options: argparse.Namespace) -> int:
     """Print a layer's steps in symbols and, where they are known, in numbers; then what they cost in all."""
-    put(console, _shapes(shapes, language))
+    console, sizes = console_of(options), read_sizes(options.sizes)
+    steps, patterns = layer_shapes(sizes), tuple[Pattern, ...]()
+    if options.sparse is not None:
+        n = sizes.get("n")
+        if n is None or "m" in sizes:
+            raise FileError("--sparse is for self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
+        patterns = sparse_patterns(n, options.sparse)
+    sparse = [{"pattern": each.name, "pairs": each.pairs, "share": each.share} for each in patterns]
+    deliver(options, lambda: steps.to_json() | ({"sparse": sparse} if patterns else {}))
+    if console is not None:
+        put(console, _shapes(steps, options.lang))
+        put(console, _sparse(steps, patterns, options.sparse, options.lang) if patterns else ())
+    return 0
 
 
 def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
@@ -59,17 +75,11 @@ def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
         yield note(say(language, "widths differ", d_k=d_k, d_v=d_v))
 
 
-def show_sparse(
-    console: Console, shapes: LayerShapes, patterns: Sequence[Pattern], width: int, language: Language
-) -> None:
-    """Print sparse patterns beside full attention: what they cost, and which pairs they have."""
-    if patterns:
-        console.print()
-        put(console, _sparse(shapes.numbers or shapes.symbols, patterns, width, language))
-
-
-def _sparse(steps: Steps, patterns: Sequence[Pattern], width: int, language: Language) -> Iterator[Text]:
-    works = {step.name: step.multiply_adds for step in steps if step.name in ("scores", "heads")}
+def _sparse(shapes: LayerShapes, patterns: Sequence[Pattern], width: int, language: Language) -> Iterator[Text]:
+    """Sparse patterns beside full attention: what they cost, and which pairs they have."""
+    counted = shapes.numbers or shapes.symbols
+    works = {step.name: step.multiply_adds for step in counted if step.name in ("scores", "heads")}
+    yield Text()
     yield title(say(language, "sparse", width=width, pairs=patterns[0].pairs))
     heads = ["", *(say(language, f"sparse {key}") for key in ("pairs", "share", "work"))]
     rows = []
@@ -97,9 +107,15 @@ def _both(symbols: Iterable[Size], numbers: Iterable[Size]) -> str:
     return " = ".join(sums)
 
 
-def show_scale(console: Console, scale: WhyScale, drawn: dict[str, int], language: Language) -> None:
-    """Print the tables by width; `drawn` has the numbers of queries and keys."""
-    put(console, _scale(scale, drawn, language))
+def scale(options: argparse.Namespace) -> int:
+    """Show with numbers why scores are divided by √d_k."""
+    console, drawn = console_of(options), {"keys": options.keys, "queries": _QUERIES}
+    result = why_scale(options.widths or WIDTHS, **drawn)
+    save = partial(why_scale(options.widths or _STOPS, **drawn).save, queries=_QUERIES) if options.html else None
+    deliver(options, lambda: result.to_json() | drawn, save)
+    if console is not None:
+        put(console, _scale(result, drawn, options.lang))
+    return 0
 
 
 def _scale(scale: WhyScale, drawn: dict[str, int], language: Language) -> Iterator[Text]:
@@ -127,13 +143,20 @@ def _by_width(scale: WhyScale, heads: Sequence[str], numbers: Array) -> Iterator
     yield Text()
 
 
-def show_learning(console: Console, run: Learning, step: int, language: Language) -> None:
-    """Print the loss by step, then the matrices and the next token of the last recorded step up to `step`."""
-    place = int(np.searchsorted(run.step, step, side="right")) - 1
-    put(console, _curve(run, place, language))
-    put(console, _matrices(console, run, place, language))
-    put(console, _attended(run, place, language))
-    put(console, [Text(), note(run.words("learn check", language)), note(say(language, "learn others"))])
+def learn(options: argparse.Namespace) -> int:
+    """Show how a small model learns W^Q, W^K and W^V: the loss by step, then the last recorded step up to --step."""
+    console, run = console_of(options), learning()
+    step = int(run.step[-1]) if options.step is None else options.step
+    if not 0 <= step <= run.step[-1]:
+        raise FileError(f"--step is {step}: expected 0 to {run.step[-1]}.", "clearhead learn --step 47")
+    deliver(options, run.to_json, run.save)
+    if console is not None:
+        place, language = int(np.searchsorted(run.step, step, side="right")) - 1, options.lang
+        put(console, _curve(run, place, language))
+        put(console, _matrices(console, run, place, language))
+        put(console, _attended(run, place, language))
+        put(console, [Text(), note(run.words("learn check", language)), note(say(language, "learn others"))])
+    return 0
 
 
 def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:

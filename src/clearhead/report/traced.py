@@ -230,6 +230,9 @@ def _mixture(case: CheckedExample, place: Chosen, language: Language) -> Iterato
         ends = v[weights > 0].min(axis=0), output, v[weights > 0].max(axis=0)
         bounds = ["≤".join(fixed(float(x), 4, 8) for x in three) for three in list(zip(*ends, strict=True))[:_BOUNDS]]
         yield note("  " + say(language, "convex combination", bounds=say(language, "separator").join(bounds)))
+    d_v = token.output.shape[-1]
+    if hasattr(traced, "scores") and problem.d_k != d_v:
+        yield note("  " + say(language, "widths differ", d_k=problem.d_k, d_v=d_v))
     yield Text()
 
 

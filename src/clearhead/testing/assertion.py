@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, named
 from clearhead.core.rule_values import is_whole, read_flag, read_members, whole_number
-from clearhead.core.rules import RULES, Rules, check_names
+from clearhead.core.rules import RULES, Rules, check_names, with_options
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, check_known, needing, shown
 from clearhead.testing.drawing import KINDS, NEEDED, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned
@@ -22,6 +22,7 @@ _HINT = 'kinds=["usual"], dtypes=["float16", ("float32", "float16")], lengths=[1
 _LONGEST = 100_000  # queries, keys or columns of a drawn problem
 
 
+@with_options
 def assert_attention(
     fn: Callable[..., Any],
     *,

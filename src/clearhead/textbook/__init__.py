@@ -2,7 +2,7 @@
 
 shapes         ch.shapes: every step's shape and cost, before anything is computed
 symbols        sizes as symbols: n, h·d_k, d_model/h; layer_shapes: a layer's shapes from its sizes
-computed       what the definition computes of inputs, of a layer, or of weights that are given
+computed       a layer's arrays and weights that are given, read and checked; differences
 trace          ch.trace, ch.trace_layer, ch.trace_weights
 sparse         what a window, blocks and segments cost beside full attention
 why_scale      why scores are divided by √d_k, in numbers

@@ -1,105 +1,21 @@
-"""What the definition computes of q, k and v, of a whole layer, or of weights that are given: every step by name.
-
-Nothing is computed here that core/definition.py has: this reads and checks inputs, and projects a layer's X.
-"""
+"""What a trace is computed of: a layer's arrays and weights that are given, read and checked; and differences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from clearhead.core import definition
 from clearhead.core.arrays import FLOATS, as_array
-from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, join_heads, named, split_heads
+from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
 from clearhead.core.block import block_of, everything
-from clearhead.core.call import Call, describe, describe_whole
+from clearhead.core.call import Call, describe
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_numbers
-from clearhead.core.rules import Rules, check_names
 from clearhead.core.state import State
 from clearhead.errors import RuleError, ShapeError
-from clearhead.textbook.shapes import (
-    Convention,
-    Sizes,
-    Steps,
-    attention_steps,
-    check_convention,
-    layer_sizes,
-    layer_steps,
-    turned,
-    weights_steps,
-)
-
-_NAMES = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
-
-
-class Computed(NamedTuple):
-    """One attention, computed."""
-
-    call: Call
-    book: definition.Textbook
-    steps: Steps
-    arrays: dict[str, Array]  # by the names of the steps, tokens as rows, with the caller's leading axes
-    convention: Convention
-
-
-def of_inputs(q: Any, k: Any, v: Any, convention: Convention, rules: Rules) -> Computed:
-    """Compute every step from q, k and v. Raises what `attention` raises."""
-    check_convention(convention)
-    if convention == "columns":
-        read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-        q, k, v = (restore(turned(array, convention)) for array, restore in read)
-    call = describe_whole(q, k, v, rules)
-    book = definition.attend(call.problem, call.q, call.k, call.v)
-    raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
-    sizes = Sizes.of((x.shape for x in raw.values()), convention, call.problem.dtype.itemsize)
-    return Computed(call, book, attention_steps(sizes, rules), raw | _named(call.problem, book), convention)
-
-
-def of_layer(inputs: Mapping[str, Any], num_heads: int, convention: Convention, rules: Rules) -> Computed:
-    """Compute every step of a layer: `heads` are the heads' outputs, `concat` those side by side, `output` is U.
-
-    inputs   x, w_q, w_k, w_v and, where there are any, context, w_o, b_q, b_k, b_v, b_o by name
-    """
-    check_names(rules)
-    layer, sizes = read_layer(inputs, num_heads, convention)
-    q = split_heads(layer.projected(layer.x, "q"), num_heads)
-    k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
-    call = describe(q, k, v, rules).giving_back(as_array(inputs["x"], "x")[1])
-    book = definition.attend(call.problem, call.q, call.k, call.v)
-    arrays = {"x": layer.x, "context": layer.context, "q": q, "k": k, "v": v, **_named(call.problem, book)}
-    arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
-    arrays |= {"heads": arrays["output"], "concat": join_heads(arrays["output"])}
-    arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
-    context = None if inputs.get("context") is None else layer.context.shape[-1]
-    widths = layer.x.shape[-1], context, layer.out and layer.out[-1]
-    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), *widths, rules, [f"b_{part}" for part in layer.b])
-    return Computed(call, book, steps, arrays, convention)
-
-
-def of_weights(weights: Any, v: Any, convention: Convention) -> Computed:
-    """Compute the output of weights that are given; errors as in `trace_weights`."""
-    call, a = read_weights(weights, v, convention)
-    problem = call.problem
-    assert call.v is not None
-    book = mixed(problem, a, call.v)
-    axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
-    arrays = {"weights": a, "v": call.v, "output": book.output}
-    arrays = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
-    shapes = (arrays[name].shape for name in ("output", "v", "v"))
-    sizes = Sizes.of(shapes, convention, problem.dtype.itemsize)
-    return Computed(call, book, weights_steps(sizes), arrays, convention)
-
-
-def row(computed: Computed, query: int) -> definition.Textbook:
-    """Compute one query's attention from q_i alone, or from its weights where these were given."""
-    call, given = computed.call, "scores" not in computed.arrays
-    assert call.v is not None
-    alone, rows = call.problem.take(queries=range(query, query + 1)), np.s_[:, :, query : query + 1]
-    if given:
-        return mixed(alone, computed.book.weights[rows], call.v)
-    return definition.attend(alone, call.q[rows], call.k, call.v)
+from clearhead.textbook.shapes import Convention, Sizes, check_convention, layer_sizes, turned
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -110,11 +26,6 @@ def mixed(problem: Problem, weights: Array, v: Array) -> definition.Textbook:
     output = definition.mix(weights, definition.split(v.astype(np.float64)), lambda: weights == 0)
     block, state = block_of(problem, everything(problem)), State(np.zeros(sums.shape), np.log(sums))
     return definition.Textbook(block, zeros, state, weights, **way, output=output)
-
-
-def _named(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
-    """The definition's intermediate results by name, with the axes of the caller's inputs."""
-    return {name: problem.restore(getattr(book, name)) for name in _NAMES}
 
 
 @np.errstate(invalid="ignore", over="ignore")

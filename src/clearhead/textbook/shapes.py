@@ -15,7 +15,7 @@ from clearhead.core.rules import Rules
 from clearhead.digits import significant
 from clearhead.errors import RuleError, ShapeError, expected, shape_of
 from clearhead.tables import aligned
-from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_count, read_size, total
+from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_size, total
 from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
@@ -149,8 +149,8 @@ def shapes(
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
-    heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
-    sizes = layer_sizes(x_shape, source, weights, out, heads, convention)._replace(itemsize=itemsize)
+    heads = read_size(num_heads) if isinstance(num_heads, str) else num_heads
+    sizes = layer_sizes(x_shape, source, weights, out, heads or num_heads, convention)._replace(itemsize=itemsize)
     widths = x_shape[-1], None if context is None else source[-1], None if out is None else out[-1]
     return layer_steps(sizes, *widths, {})
 

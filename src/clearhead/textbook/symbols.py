@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import RuleError, expected
 
 Size = Any  # an int, or a Term where it has a symbol in it
 
@@ -24,17 +23,22 @@ class Term:
     number: Fraction
     powers: tuple[tuple[str, int], ...]  # sorted by symbol; no power is 0
 
-    def __mul__(self, other: Size) -> Size:
-        return _product(self, other)
+    def __mul__(self, other: Size, sign: int = 1) -> Size:
+        """The product, or the quotient where the sign is -1; an int where nothing but a whole number is left."""
+        number, factors = _parts(other)
+        powers = Counter(dict(self.powers))
+        for symbol, power in factors:
+            powers[symbol] += sign * power
+        return _made(self.number * number**sign, tuple(sorted(part for part in powers.items() if part[1])))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Size) -> Size:
         """The quotient, which is taken to be whole."""
-        return _product(self, other, -1)
+        return self.__mul__(other, -1)
 
-    def __rfloordiv__(self, other: Size) -> Size:
-        return _product(other, self, -1)
+    def __rfloordiv__(self, other: int) -> Size:
+        return Term(Fraction(other), ()) // self
 
     def __mod__(self, other: Size) -> int:
         """0: what symbols stand for is taken to be divisible."""
@@ -77,14 +81,6 @@ def read_size(value: Any) -> Size:
     return size if not slash else size // last if last else None
 
 
-def read_count(name: str, value: Any) -> Size:
-    """Read a whole number from 1 up, or a symbol. Raises RuleError."""
-    size = read_size(value)
-    if size is None or size == 0:
-        raise RuleError(expected(name, value, "a whole number from 1 up, or a symbol"), f'{name}="h"')
-    return size
-
-
 def is_symbolic(sizes: Iterable[Size]) -> bool:
     """Is one of these sizes more than a number?"""
     return any(isinstance(size, Term) for size in sizes)
@@ -102,15 +98,6 @@ def total(sizes: Iterable[Size]) -> str:
         sums[powers] = sums.get(powers, Fraction(0)) + number
     parts = [f"{_made(number, powers):,}" for powers, number in sums.items() if number]
     return " + ".join(parts) or "0"
-
-
-def _product(a: Size, b: Size, sign: int = 1) -> Size:
-    """a·b, or a/b where the sign is -1."""
-    (x, left), (y, right) = _parts(a), _parts(b)
-    powers = Counter(dict(left))
-    for symbol, power in right:
-        powers[symbol] += sign * power
-    return _made(x * y**sign, tuple(sorted((symbol, power) for symbol, power in powers.items() if power)))
 
 
 def _parts(size: Size) -> tuple[Fraction, tuple[tuple[str, int], ...]]:

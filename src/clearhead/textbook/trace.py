@@ -10,22 +10,34 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.core.axes import brief
-from clearhead.core.definition import contributions, over_heads
+from clearhead.core import definition
+from clearhead.core.arrays import as_array
+from clearhead.core.axes import Array, brief, join_heads, split_heads
+from clearhead.core.call import Call, describe, describe_whole
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_members, read_place, whole_number
-from clearhead.core.rules import Rules
+from clearhead.core.rules import Rules, check_names, with_options
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
 from clearhead.errors import RuleError
-from clearhead.textbook.computed import Computed, largest_difference, of_inputs, of_layer, of_weights, row
+from clearhead.textbook.computed import largest_difference, mixed, read_layer, read_weights
 from clearhead.textbook.page import PageLayer, Scene, both, story
-from clearhead.textbook.shapes import Convention, Steps, turned
+from clearhead.textbook.shapes import (
+    Convention,
+    Sizes,
+    Steps,
+    attention_steps,
+    check_convention,
+    layer_steps,
+    turned,
+    weights_steps,
+)
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
 from clearhead.view.names import check_count, token_names
 from clearhead.words import Language
 
+_NAMES = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
@@ -106,13 +118,15 @@ class Trace:
     weights: Any
     output: Any
 
-    def __init__(self, computed: Computed) -> None:
-        call, convention = computed.call, computed.convention
+    def __init__(
+        self, call: Call, book: definition.Textbook, steps: Steps, arrays: dict[str, Array], convention: Convention
+    ) -> None:
+        """Keep what the definition computed: arrays by the names of steps, tokens as rows, with the caller's axes."""
         self.convention: Convention = convention
         self.problem: Problem = call.problem
-        self._computed = computed
-        shown = {n: x if n == "logsumexp" else turned(x, convention) for n, x in computed.arrays.items()}
-        self.steps = Steps(replace(step, array=call.restore(shown[step.name])) for step in computed.steps)
+        self._call, self._book, self._arrays = call, book, arrays
+        shown = {n: x if n == "logsumexp" else turned(x, convention) for n, x in arrays.items()}
+        self.steps = Steps(replace(step, array=call.restore(shown[step.name])) for step in steps)
         for name, array in shown.items():
             setattr(self, name, call.restore(array))
         self.check = self._checked()
@@ -120,8 +134,8 @@ class Trace:
     @np.errstate(invalid="ignore", over="ignore")
     def _checked(self) -> Check:
         """The output beside that of the engine that `attention` takes, whose softmax gives shares of weights."""
-        book, name = self._computed.book, engines.choose(self.problem).engine
-        output = engines.get(name).rows(self._computed.call, Wanted(output=True))["output"].astype(np.float64)
+        book, name = self._book, engines.choose(self.problem).engine
+        output = engines.get(name).rows(self._call, Wanted(output=True))["output"].astype(np.float64)
         sums = 1.0 if hasattr(self, "scores") else book.weights.sum(axis=-1, keepdims=True)
         return Check(name, largest_difference(output * sums, book.output))
 
@@ -161,14 +175,14 @@ class Trace:
 
     def layer(self, number: int | None = None) -> PageLayer:
         """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
-        call, computed = self._computed.call, self._computed.arrays
+        call, computed = self._call, self._arrays
         assert call.v is not None
         if "scores" not in computed:
             raise RuleError(
                 "a page computes the weights from q and k, and here the weights themselves were given.",
                 "print(trace), or clearhead trace without --html, shows the steps.",
             )
-        arrays = {"q": call.q, "k": call.k, "v": call.v, "logsumexp": self._computed.book.logsumexp}
+        arrays = {"q": call.q, "k": call.k, "v": call.v, "logsumexp": self._book.logsumexp}
         arrays |= {name: computed[name] for name in _INPUTS if name in computed}
         if arrays.get("context") is arrays.get("x"):
             arrays.pop("context", None)
@@ -177,7 +191,7 @@ class Trace:
         return PageLayer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        book, pages = self._computed.book, [self.to_html] if hasattr(self, "scores") else []
+        book, pages = self._book, [self.to_html] if hasattr(self, "scores") else []
         weights, hidden = book.weights[:1, :1], book.hidden()[:1, :1]  # of the first head, where there is one
         pictures = (
             lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
@@ -192,24 +206,29 @@ class Trace:
 
         Raises SelectionError for an unknown query. O(heads·keys·(d_k + d_v)).
         """
-        problem, call, whole = self.problem, self._computed.call, self._computed.book
-        i = read_place("query", query, problem.queries)
-        book = row(self._computed, i)
+        problem, call, whole = self.problem, self._call, self._book
+        i, given = read_place("query", query, problem.queries), not hasattr(self, "scores")
         assert call.v is not None
-        values = over_heads(call.v.astype(np.float64), problem.heads).swapaxes(-1, -2)
+        alone, rows_of = problem.take(queries=range(i, i + 1)), np.s_[:, :, i : i + 1]
+        if given:
+            book = mixed(alone, whole.weights[rows_of], call.v)
+        else:
+            book = definition.attend(alone, call.q[rows_of], call.k, call.v)
+        values = definition.over_heads(call.v.astype(np.float64), problem.heads).swapaxes(-1, -2)
         rows = {name: getattr(book, name)[:, :, 0] for name in ("weights", "output")}
         difference = max(largest_difference(x, getattr(whole, name)[:, :, i]) for name, x in rows.items())
-        rows["contributions"] = contributions(book, values).swapaxes(-1, -2)
-        if hasattr(self, "scores"):
+        rows["contributions"] = definition.contributions(book, values).swapaxes(-1, -2)
+        if not given:
             lengths = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (call.q[:, :, i], call.k))
             norm, each = next(lengths), np.repeat(next(lengths), problem.group, axis=1)
             rows |= {"scores": book.scores[:, :, 0], "masked": book.masked[:, :, 0], "norm": norm, "key_norms": each}
             product = norm[..., None] * each
             rows["cosine"] = np.divide(rows["scores"], product, out=np.zeros_like(product), where=product != 0)
-        given = {"scores": None, "masked": None} | call.give_all(rows)
-        return TokenTrace(i, difference=difference, **given)
+        known = {"scores": None, "masked": None} | call.give_all(rows)
+        return TokenTrace(i, difference=difference, **known)
 
 
+@with_options
 def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
     """Attention step by step, every intermediate kept in float64: S = Q·Kᵀ, S/√d_k, …, A = softmax, O = A·V.
 
@@ -232,9 +251,18 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     >>> t.scores.tolist(), t.output.round(4).tolist()
     ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
-    return Trace(of_inputs(q, k, v, convention, rules))
+    check_convention(convention)
+    if convention == "columns":
+        read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+        q, k, v = (restore(turned(array, convention)) for array, restore in read)
+    call = describe_whole(q, k, v, rules)
+    book = definition.attend(call.problem, call.q, call.k, call.v)
+    raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
+    sizes = Sizes.of((x.shape for x in raw.values()), convention, call.problem.dtype.itemsize)
+    return Trace(call, book, attention_steps(sizes, rules), raw | _named(call.problem, book), convention)
 
 
+@with_options
 def trace_layer(
     x: Any,
     w_q: Any,
@@ -276,7 +304,19 @@ def trace_layer(
     """
     inputs = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
     inputs |= {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
-    return Trace(of_layer(inputs, num_heads, convention, rules))
+    check_names(rules)
+    layer, sizes = read_layer(inputs, num_heads, convention)
+    q = split_heads(layer.projected(layer.x, "q"), num_heads)
+    k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
+    call = describe(q, k, v, rules).giving_back(as_array(x, "x")[1])
+    book = definition.attend(call.problem, call.q, call.k, call.v)
+    arrays = {"x": layer.x, "context": layer.context, "q": q, "k": k, "v": v, **_named(call.problem, book)}
+    arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
+    arrays |= {"heads": arrays["output"], "concat": join_heads(arrays["output"])}
+    arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
+    widths = layer.x.shape[-1], None if context is None else layer.context.shape[-1], layer.out and layer.out[-1]
+    steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), *widths, rules, [f"b_{part}" for part in layer.b])
+    return Trace(call, book, steps, arrays, convention)
 
 
 def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> Trace:
@@ -298,4 +338,18 @@ def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> T
     >>> t.output.round(4).tolist()
     [[0.8, 0.8]]
     """
-    return Trace(of_weights(weights, v, convention))
+    call, a = read_weights(weights, v, convention)
+    problem = call.problem
+    assert call.v is not None
+    book = mixed(problem, a, call.v)
+    axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
+    arrays = {"weights": a, "v": call.v, "output": book.output}
+    arrays = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
+    shapes = (arrays[name].shape for name in ("output", "v", "v"))
+    sizes = Sizes.of(shapes, convention, problem.dtype.itemsize)
+    return Trace(call, book, weights_steps(sizes), arrays, convention)
+
+
+def _named(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
+    """The definition's intermediate results by name, with the axes of the caller's inputs."""
+    return {name: problem.restore(getattr(book, name)) for name in _NAMES}

@@ -58,10 +58,8 @@ class WhyScale(NamedTuple):
 
         queries   how many were drawn, for the sentences
 
-        Raises FileError, RuleError for another language or number of queries, SelectionError where there is no width.
+        Raises FileError, RuleError for another language or number of queries.
         """
-        if not len(self.d_k):
-            raise SelectionError("there is no width to show.", "why_scale((1, 4, 16)), for example.")
         whole_number("queries", queries, 0)
         page.write(path, lambda: self._document(read_language(language), queries))
 
@@ -93,7 +91,7 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     seed            of the random numbers, which are independent with mean 0 and variance 1
 
     Returns plain arrays, the same for the same seed; those of a width do not depend on the other widths. Raises
-    SelectionError or RuleError for anything but whole numbers, SizeError for more than the memory.
+    SelectionError or RuleError for anything but whole numbers, at least one, SizeError for more than the memory.
     O(queries·keys·d_k) for each width.
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: then q·k = Σ q_c·k_c has mean 0 and variance d_k.
 
@@ -105,11 +103,11 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     sizes = [whole_number("widths", width, 1) for width in members]
     keys, queries = whole_number("keys", keys, 1), whole_number("queries", queries, 1)
     seed = whole_number("seed", seed, 0)
-    check_room("the queries and keys", 16 * queries * (keys + 1) * max(sizes, default=0), "give smaller widths.")
-    drawn = [_one_width(np.random.default_rng((seed, d_k)), d_k, keys, queries) for d_k in sizes]
-    shapes = ((2,), (2, keys), (2, keys), (2, 2), (2, 2 * EDGE))
-    parts = ([each[part] for each in drawn] for part in range(len(shapes)))
-    return WhyScale(np.array(sizes), *(np.array(x).reshape(-1, *shape) for x, shape in zip(parts, shapes, strict=True)))
+    if not sizes:
+        raise SelectionError("widths is empty: there is nothing to show.", "why_scale((1, 4, 16)), for example.")
+    check_room("the queries and keys", 16 * queries * (keys + 1) * max(sizes), "give smaller widths.")
+    drawn = (_one_width(np.random.default_rng((seed, d_k)), d_k, keys, queries) for d_k in sizes)
+    return WhyScale(np.array(sizes), *map(np.stack, zip(*drawn, strict=True)))
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:

@@ -21,6 +21,7 @@ from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
+from clearhead.core.rules import with_options
 from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
 from clearhead.engines import native
 from clearhead.engines.base import Engine, room_for_ragged
@@ -43,6 +44,7 @@ class Layout(NamedTuple):
     places: Array  # (requests + 1,), int64: where its keys begin; or (requests, most pages), int32: its pages
 
 
+@with_options
 def varlen_attn(
     query: Tensor,
     key: Tensor,

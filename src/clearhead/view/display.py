@@ -90,7 +90,8 @@ def _wished(seen: Display, options: Page) -> tuple[list[ShownRun], PageOptions]:
         raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
     both = [seen.__shown__(batch, options.get("v")), *([] if beside is None else [run_of(beside, batch)])]
     runs = [_renamed(run, options.get("tokens"), options.get("source_tokens")) for run in both]
-    wish: Any = {name: options[name] for name in ("exact", "dtype", "language", "title") if name in options}
+    given = {name: value for name, value in options.items() if value is not None}
+    wish: Any = {name: given[name] for name in ("exact", "dtype", "language", "title") if name in given}
     room = {} if options.get("v") is None else {"room": None}
     return runs, PageOptions(**{"title": runs[0].name, **wish, **room})
 

@@ -32,6 +32,8 @@ def register() -> None:
 def statistics(request_id: str) -> dict[str, Any]:
     """What a request asked for, as arrays: one row for each token that it has generated.
 
+    A request that ended at a stop string has one row more: vLLM finds the string while the next token is computed.
+
     request_id    as vLLM's output has it
 
     Returns `request`, vLLM's own longer name; `layers` and `heads`, those that were watched; `position` (tokens,), the
@@ -39,7 +41,8 @@ def statistics(request_id: str) -> dict[str, Any]:
     heads), `spans` (tokens, layers, heads, spans), `top_weights` and `top_keys` (tokens, layers, heads, k).
 
     For vLLM in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0); else ask its worker, which answers lists in place of
-    arrays: `llm.collective_rpc("attention_statistics", args=(request_id,))`. The last 1,000 requests are kept. Raises
-    UnknownNameError for others, and where CLEARHEAD_VLLM_FILE names a file, to which all is written instead.
+    arrays: `llm.collective_rpc("attention_statistics", args=(request_id,))`. Of CLEARHEAD_VLLM_MEMORY MiB (default 256)
+    the oldest requests go first. Raises UnknownNameError for what is not kept, and where CLEARHEAD_VLLM_FILE names a
+    file, to which all is written instead.
     """
     return RECORDER.statistics(request_id)

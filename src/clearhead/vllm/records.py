@@ -10,18 +10,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.rule_values import is_whole, read_flag
-from clearhead.errors import RuleError, expected, unknown
+from clearhead.errors import RuleError, UnknownNameError, expected
 
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
 KEY = "clearhead"  # among the extra arguments of a request
-_MOST = 1000  # requests that are kept
+FILE = "CLEARHEAD_VLLM_FILE"
+MEMORY, NUMBERS = "CLEARHEAD_VLLM_MEMORY", "CLEARHEAD_VLLM_NUMBERS"
+_LIMITS = {MEMORY: 256, NUMBERS: 100_000}  # MiB that are kept in memory; numbers of one token
+_SPANS = 256  # of a request
+_RECORD = 1024  # bytes of a token's record beside its numbers
 _UNITS = {"entropy": "nats", "first": "share", "spans": "share"}  # of what is exported
 _CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
 
@@ -36,43 +40,83 @@ class Choices(NamedTuple):
     first: bool
     top: int
 
+    def numbers(self, layers: int, heads: int) -> int:
+        """How many numbers there are of a token, in a model of so many layers and heads."""
+        watched = len(self.layers or range(layers)) * len(self.heads or range(heads))
+        return watched * (self.entropy + len(self.spans) + 2 * self.top)
+
+
+def limit(name: str) -> int:
+    """The limit that an environment variable sets, or its default. Raises RuleError for anything but a whole number."""
+    text = os.environ.get(name) or str(_LIMITS[name])
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise RuleError(expected(name, text, "a whole number from 0 up"))
+    return int(text)
+
+
+def check_room(asked: Choices, layers: int, heads: int, tokens: int, *, exported: bool) -> None:
+    """Raise RuleError for more than the limits allow of a request of so many new tokens, or if nobody could read it.
+
+    exported   do means go to OpenTelemetry or Prometheus?
+    """
+    numbers, most, memory = asked.numbers(layers, heads), limit(NUMBERS), limit(MEMORY)
+    if numbers > most:
+        what = f"clearhead is asked for {numbers:,} numbers of each token: the most are {most:,}."
+        raise RuleError(what, f"fewer layers, heads or spans, a smaller top, or {NUMBERS}={numbers} when vLLM starts.")
+    if os.environ.get(FILE):
+        return
+    if not memory and not exported:
+        what = "nobody could read what clearhead is asked for: this server writes no file and keeps nothing in memory."
+        raise RuleError(what, f"{FILE}=seen.jsonl, or VLLM_SERVER_DEV_MODE=1, when it starts.")
+    size = -(-tokens * (_RECORD + 8 * numbers) // 2**20)
+    if memory and size > memory:
+        what = f"what clearhead is asked for may take {size:,} MiB in {tokens} tokens: {memory:,} MiB are kept."
+        raise RuleError(what, f"a smaller max_tokens or top, {MEMORY}={size}, or {FILE}=seen.jsonl when vLLM starts.")
+
 
 def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length: int) -> Choices | None:
     """What a request's extra arguments ask for, in a model of so many layers and heads, of a prompt of this length."""
     value = (extra or {}).get(KEY)
     if value is None:
+        for name in get_close_matches(KEY, [*map(str, extra or {})]):  # other names may be another plugin's
+            raise UnknownNameError(f"unknown extra argument `{name}`.", f"did you mean `{KEY}`?")
         return None
     if isinstance(value, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             value = json.loads(value)
     if not isinstance(value, dict):
         raise RuleError(expected(KEY, value, "a dictionary, or one as JSON"))
     for name in value:
         if name not in _CHOICES:
             raise RuleError(expected("a choice of the request", name, ", ".join(_CHOICES)))
-    entropy, first = (read_flag(name, value.get(name, False)) for name in ("entropy", "first"))
+    entropy, first = (value.get(name, False) for name in ("entropy", "first"))
+    for name, flag in (("entropy", entropy), ("first", first)):
+        if type(flag) is not bool:
+            raise RuleError(expected(name, flag, "True or False"))
     top = value.get("top", 0)
-    if not is_whole(top) or not 0 <= top <= length:  # no step has fewer keys
+    if type(top) is not int or not 0 <= top <= length:  # no step has fewer keys; vLLM cannot send NumPy's numbers
         raise RuleError(expected("top", top, f"a number of keys up to the prompt's {length} tokens"))
     spans = _spans(value.get("spans", []), length)
     if not (entropy or first or top or spans):
         raise RuleError("clearhead has nothing to watch.", "entropy, first, spans or top: what shall be seen?")
     chosen = _places("layers", value.get("layers"), layers), _places("heads", value.get("heads"), heads)
-    return Choices(*chosen, entropy, ((0, 1), *spans) if first else spans, first, int(top))
+    return Choices(*chosen, entropy, ((0, 1), *spans) if first else spans, first, top)
 
 
 def _places(name: str, value: Any, size: int) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, list) and value and all(is_whole(x) and 0 <= x < size for x in value):
-        return tuple(sorted({int(x) for x in value}))
-    raise RuleError(expected(name, value, f"a list of whole numbers from 0 to {size - 1}"))
+    if isinstance(value, list) and value and all(type(x) is int and 0 <= x < size for x in value):
+        return tuple(sorted(set(value)))
+    raise RuleError(expected(name, value, f"a list of Python's whole numbers from 0 to {size - 1}, at least one"))
 
 
 def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
+    if isinstance(value, list) and len(value) > _SPANS:
+        raise RuleError(f"there are {len(value):,} spans: expected at most {_SPANS}.")
     whole = isinstance(value, list) and all(isinstance(x, list | tuple) and len(x) == 2 for x in value)
-    if whole and all(is_whole(s) and is_whole(e) and 0 <= s < e <= length for s, e in value):
-        return tuple((int(start), int(stop)) for start, stop in value)
+    if whole and all(type(s) is type(e) is int and 0 <= s < e <= length for s, e in value):
+        return tuple((start, stop) for start, stop in value)
     raise RuleError(expected("spans", value, f"a list of [start, stop) within the prompt's {length} tokens"))
 
 
@@ -171,7 +215,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.asked: dict[str, Choices] = {}
-        self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # the oldest first
+        self.size = 0  # bytes of it
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
@@ -216,14 +261,15 @@ class Recorder:
         record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
         record |= {key: value[chosen][:, columns].copy() for key, value in seen.items()}
         self.means.setdefault(name, Means()).add({key: record[key] for key in seen})
-        path = os.environ.get("CLEARHEAD_VLLM_FILE")
+        path = os.environ.get(FILE)
         if path:
             with open(path, "ab", buffering=0) as file:  # one write, so that lines of several processes stay whole
                 file.write(f"{json.dumps(listed(record))}\n".encode())
             return
         self.seen.setdefault(name, []).append(record)
-        if len(self.seen) > _MOST:
-            self.seen.popitem(last=False)
+        self.size += _size(record)
+        while self.size > limit(MEMORY) * 2**20:
+            self.size -= sum(map(_size, self.seen.popitem(last=False)[1]))
 
     def end(self, name: str) -> None:
         """The request is finished."""
@@ -235,10 +281,16 @@ class Recorder:
         """What `clearhead.vllm.statistics` answers."""
         names = [name for name in self.seen if request_id in (name, name.rpartition("-")[0])]
         if not names:
-            raise unknown("request", request_id, self.seen)
+            last = ", ".join(list(self.seen)[-3:]) or "none"
+            hint = f"The last are {last}. Of several answers to one prompt (n=2) they begin with 0_ and 1_."
+            raise UnknownNameError(f"unknown request `{request_id}`.", hint)
         records = self.seen[names[-1]]
         same = {key: records[0][key] for key in ("request", "layers", "heads")}
         return same | {key: np.stack([one[key] for one in records]) for key in records[0] if key not in same}
+
+
+def _size(record: dict[str, Any]) -> int:
+    return _RECORD + sum(value.nbytes for value in record.values() if isinstance(value, np.ndarray))
 
 
 def listed(record: dict[str, Any]) -> dict[str, Any]:

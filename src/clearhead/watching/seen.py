@@ -12,6 +12,7 @@ from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
+from clearhead.core.rules import with_options
 from clearhead.errors import FileError, RuleError, SelectionError, check_known
 from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
@@ -197,6 +198,7 @@ class Seen(Run, Display):
         """
         return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
 
+    @with_options
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
 

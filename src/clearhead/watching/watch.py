@@ -12,6 +12,7 @@ import numpy as np
 
 from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
+from clearhead.core.rules import with_options
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import RuleError, shown
 from clearhead.loading import load
@@ -57,6 +58,7 @@ def room_of(model: Any, tokenizer: Any) -> tuple[str, Any, Any]:
     return "hf", model.inner, SimpleNamespace(decode=decode) if tokenizer is None else tokenizer
 
 
+@with_options
 @explained(Watched.__annotations__)
 @contextmanager
 def watch(
