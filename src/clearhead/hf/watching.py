@@ -1,5 +1,6 @@
 """What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -16,11 +17,13 @@ from clearhead.hf import attending
 from clearhead.hf.attending import Watch
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import Arrivals, LayerDerivative, computed_again
-from clearhead.hf.passes import Passes
+from clearhead.hf.passes import Passes, models
 from clearhead.hf.recording import Recording
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.seen import Seen
 from clearhead.watching.watch import Wish
+
+_UNMOVED = re.compile("Rotary|^OPTLearned")  # OPT counts along its mask
 
 
 def watched(model: Any, wish: Wish) -> AbstractContextManager[Seen]:
@@ -112,16 +115,16 @@ class _Watching(Passes):
         return Watch(requests=watched) if self.batch else Watch(watched[0][0])
 
     def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
-        """Warn where a text begins with padding, and nothing says so to a model that numbers its positions."""
+        """Warn where a text begins with padding that the model counts as positions, since nothing says otherwise."""
         mask: Any = named.get("attention_mask")
         begins = named.get("past_key_values") is None and getattr(mask, "ndim", 0) == 2
         if not begins or named.get("position_ids") is not None or bool(mask[:, 0].all()):
             return
-        if "position_ids" in signature(self.model.forward).parameters:
+        if _counts_padding(self.model):
             warnings.warn(
                 f"{int((mask[:, 0] == 0).sum())} of {len(mask)} texts begin with padding, and {self.seen.model} is "
-                "given no position_ids: it counts the padding as positions. Pad on the right, or pass "
-                "position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0), as model.generate does.",
+                "given no position_ids: it counts the padding as positions, which changes its weights. Pad on the "
+                "right, or pass position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0), as model.generate does.",
                 stacklevel=2,
             )
 
@@ -168,3 +171,15 @@ class _Watching(Passes):
         missing = [layer for layer in self.wish.layers or () if layer not in self.ran]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
+
+
+def _counts_padding(model: Any) -> bool:
+    """Does padding before a text change what this model computes for it, unless it is given `position_ids`?
+
+    It does not where only the distance of two positions counts (rotary embeddings), or where the model numbers its
+    positions by its ids or its mask.
+    """
+    takes = any("position_ids" in signature(part.forward).parameters for part in models(model))
+    kinds = {type(module) for module in model.modules()}
+    by_ids = any(hasattr(kind, "create_position_ids_from_input_ids") for kind in kinds)
+    return takes and not by_ids and not any(_UNMOVED.search(kind.__name__) for kind in kinds)

@@ -32,6 +32,7 @@ from clearhead.watching.effects import (
     strongest_edges,
     words_of,
 )
+from clearhead.watching.naming import ModulePath, text_of
 from clearhead.watching.saved import LAYERS, Run, write
 
 if TYPE_CHECKING:
@@ -247,11 +248,19 @@ class Seen(Run, Display):
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
-        known = (np.flatnonzero(x.padding[0]).tolist() for x in results if x.padding is not None and not x.cross)
+        known = (
+            np.flatnonzero(x.padding[0]).tolist()
+            for x in results
+            if x.padding is not None and not x.cross and self._text_of(x.name) == "own"
+        )
         return ShownRun(
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
             pads=next(known, []) if tokens else [], item=item,
         )  # fmt: skip
+
+    def _text_of(self, name: str) -> str:
+        """Which text the queries of a layer are of: the model's "own", its encoder's "source", or "" for none."""
+        return text_of(ModulePath.of(self.layer(name).path).stack, has_source=bool(self.source_tokens))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
