@@ -6,7 +6,7 @@ outputs act on what attention returns. So an edited call costs what attention co
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -31,13 +31,13 @@ Rules = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class EditedCall:
-    """A call of attention after edits. `whole_rules()` and q, k make the matrix of its weights."""
+    """A call of attention, edited or not yet. `whole_rules()` and q, k make the matrix of its weights."""
 
     q: Any  # (batch, heads, queries, d_k)
     k: Any  # (batch, kv_heads, keys, d_k)
     v: Any  # (batch, kv_heads, keys, d_v)
     rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
-    terms: tuple[SpanTerm, ...]
+    terms: tuple[SpanTerm, ...] = ()
     afterwards: tuple[Callable[[Any], Any], ...] = ()
 
     def whole_rules(self) -> Rules:
@@ -58,28 +58,28 @@ class EditedCall:
         )
 
 
-def edited(
-    q: Any, k: Any, v: Any, rules: Mapping[str, Any], acting: Sequence[tuple[Edit, Heads]], place: Place
-) -> EditedCall:
+OneCall = TypeVar("OneCall", bound=EditedCall)
+
+
+def edited(call: OneCall, acting: Sequence[tuple[Edit, Heads]], place: Place) -> OneCall:
     """One call of attention with edits, in the order given.
 
-    q        (batch, heads, queries, d_k), a NumPy array or a tensor; k and v (batch, kv_heads, keys, d_k or d_v)
-    rules    those of the call, as `ch.attention` takes them; bias and mask with 4 axes
+    call     its arrays are NumPy's or tensors, its rules as `ch.attention` takes them; bias and mask with 4 axes
     acting   the edits of this layer, each with the heads that it changes, as `acting_in` gives them; None is all
     place    where in the run this call is
 
     Edits of weights act in the order given, then those of values, then those of outputs. The result's `output()` is the
-    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Where q has 3
-    axes, give q[None]: the rules fit both. Raises SelectionError for a head, position or word that there is not,
-    ShapeError where another run's lengths differ, RuleError where its rules do. Time O(queries + keys) and what
-    attention takes; two more passes for each cut with rest="first".
+    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Raises
+    SelectionError for a head, position or word that there is not, ShapeError where another run's lengths differ,
+    RuleError where its rules do. Time O(queries + keys) and what attention takes; two more passes for each cut with
+    rest="first".
     """
-    plain = dict(rules)
+    plain = dict(call.rules)
     spans = plain.pop("spans", None)
-    call = EditedCall(q, k, v, plain, () if spans is None else (SpanTerm.of(spans),))
+    call = call if spans is None else replace(call, rules=plain, terms=(*call.terms, SpanTerm.of(spans)))
     for edit, heads in acting:
-        if heads is not None and max(heads) >= q.shape[1]:
-            what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
+        if heads is not None and max(heads) >= call.q.shape[1]:
+            what = f"there is no head {max(heads)} in layer {place.layer}, which has {call.q.shape[1]}."
             raise SelectionError(f"{edit}: {what}")
         try:
             call = _APPLY[edit.kind](call, edit, heads, place)
@@ -188,7 +188,7 @@ def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) 
     return False
 
 
-def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _cut(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     """-inf added to these logits; where the weights move, it is by ch.cut's formulas, from log-sum-exps."""
     if edit.rest is None:
         return _added(call, edit, heads, place)
@@ -213,7 +213,7 @@ def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall
     return replace(call, terms=(*call.terms, term))
 
 
-def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _added(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     """A number added to the logits of these queries and keys: -inf cuts."""
     queries, keys = _labels(edit, place)
     amount = edit.by if edit.kind == "boost" else -np.inf
@@ -236,7 +236,7 @@ def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> St
     return State(both[..., 0], both[..., 1])
 
 
-def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
+def _tempered(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
     """Every logit, the sink's too, over t; the heads that are not tempered keep a softcap of their own."""
     count = call.q.shape[1]
     t = np.ones(count)
@@ -251,7 +251,7 @@ def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCal
     return replace(call, rules=rules, terms=terms)
 
 
-def _off(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _off(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     number = len(call.afterwards)
 
     def change(output: Any) -> Any:
@@ -284,7 +284,7 @@ def _wide(x: Any) -> Any:
     return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
 
 
-def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
+def _scaled(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:
@@ -293,20 +293,20 @@ def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
     return replace(call, afterwards=(*call.afterwards, change))
 
 
-def _like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _like(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     run = otherrun.of(edit, heads, place, call.q.shape[1])
     q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
     v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
     return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
 
 
-def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _values_like(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     v = otherrun.values(otherrun.of(edit, heads, place, call.q.shape[1]), call.v, call.q.shape[1])
     k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
     return replace(call, k=k, v=v)
 
 
-_APPLY: dict[str, Callable[[EditedCall, Edit, Heads, Place], EditedCall]] = {
+_APPLY: dict[str, Callable[[Any, Edit, Heads, Place], Any]] = {
     "cut": _cut,
     "boost": _added,
     "tempered": _tempered,

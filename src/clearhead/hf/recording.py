@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.core.axes import group_size
-from clearhead.errors import ClearheadError, RuleError, SelectionError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.derivatives import CallDerivative, LayerDerivative
+from clearhead.hf.derivatives import LayerDerivative
 from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
@@ -36,14 +36,13 @@ class Recording:
     other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
     other_v: Tensor | None = None
     shared: list[int] | None = None  # the key heads of `heads`
-    failed: ClearheadError | None = None  # in continuous batching
 
     @property
     def name(self) -> str:
         return self.layer.name
 
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
-        """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
+        """What the call gives, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
 
         Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
         """
@@ -60,7 +59,7 @@ class Recording:
         if self.calls:  # the picture of several calls is made in the end
             asked["image"] = None
         result, seen = call.observed(asked, dropout)
-        result = result if self.derivative is None else self.derivative.follow(result, self.wish.heads)
+        result = result if self.derivative is None else self.derivative.follow(result)
         self.add(call, seen)
         return result
 
@@ -116,11 +115,6 @@ class Recording:
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
-    def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
-        """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
-        calls = [] if self.derivative is None else self.derivative.calls
-        return [(kept.q, call) for kept, call in zip(self.calls, calls, strict=False) if call.graphless]
-
     def add(self, call: AttentionCall, seen: Observation) -> None:
         """Keep this call's observation, its queries, and the keys that the calls before did not have."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
@@ -142,9 +136,9 @@ class Recording:
             self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.wish.heads]
             q, k, v = q[:, list(self.wish.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
         before = self.calls[0].terms if self.calls else [None] * len(call.terms)
-        scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
-        bias = None if call.pattern.bias is None else call.pattern.bias.detach()
-        pattern = replace(call.pattern, bias=bias)
+        rules = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
+        bias = call.rules.get("bias")
+        pattern = replace(call.pattern, bias=None if bias is None else bias.detach())
         used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
         for x in (q, k, v):
             if x is not None:
@@ -152,7 +146,8 @@ class Recording:
         kept: list[Any] = [x if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in (q, k, v)]
         q, k, v = kept
         terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
-        self.calls.append(replace(call, q=q, k=k, v=v, pattern=pattern, scores=scores, terms=terms))
+        arrays = {"q": q, "k": k, "v": v}
+        self.calls.append(replace(call, **arrays, rules=rules, terms=terms, pattern=pattern, afterwards=()))
         self.parts.append(seen if self.wish.heads is None else seen.heads(list(self.wish.heads)))
 
     def _check_whole(self, call: AttentionCall) -> None:
@@ -204,7 +199,7 @@ class Recording:
         return joined
 
     def _rules(self, pattern: MaskPattern, queries: range, keys: range) -> RuleDict:
-        rules = self.calls[-1].scores | pattern.rules(queries, keys)
+        rules = self.calls[-1].rules | pattern.rules(queries, keys)
         spans = combined(joined([call.terms for call in self.calls]))
         if spans is not None:
             rules["spans"] = spans

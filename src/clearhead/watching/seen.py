@@ -47,7 +47,7 @@ class Seen(Run, Display):
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
     All arrays are (batch, heads, …); generated tokens follow one another along the queries. `len(seen)` is the number
-    of layers, and iterating gives each layer's Observation. `requests` has a Seen for each request of `generate_batch`.
+    of layers, and iterating gives each layer's Observation.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -59,7 +59,6 @@ class Seen(Run, Display):
     """
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
-    requests: dict[str, "Seen"] = field(default_factory=dict, repr=False)  # of continuous batching, by its names
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"watched": None}
@@ -266,7 +265,7 @@ class Seen(Run, Display):
         return {"text/plain": repr(self), "text/html": cell(self)}
 
     def __repr__(self) -> str:
-        lines = [f"Seen({len(self.requests)} requests)" if self.requests else "Seen(nothing yet)"]
+        lines = ["Seen(nothing yet)"]
         if self.parts:
             layers = [self.layer(name) for name in self.layers]
             first = layers[0].observation

@@ -92,11 +92,11 @@ def watch(
                `ch.load_model` its own
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
-    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
-    `model.generate_batch`, `seen.requests[name]` is each request's own Seen. The model computes what it computed
-    before, but for rounding; queries that see only padding get 0, where eager attention takes the mean of everything.
-    In training mode dropout acts on the output as before, and the weights are observed before dropout. Masks stay rules
-    (causal, window, padding, segments); `seen.layer(i).note` says where a model's own mask has to be stored.
+    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries. The
+    model computes what it computed before, but for rounding; queries that see only padding get 0, where eager attention
+    takes the mean of everything. In training mode dropout acts on the output as before, and the weights are observed
+    before dropout. Masks stay rules (causal, window, padding, segments); `seen.layer(i).note` says where a model's own
+    mask has to be stored.
     A module that attends several times in one forward pass (layers that share their weights, images or windows one
     after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Merged attention (T5Gemma2: a decoder's keys and an encoder's in one softmax) is one layer whose last
