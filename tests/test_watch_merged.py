@@ -121,7 +121,7 @@ def test_merged_layers_are_saved_and_refuse_what_they_lack(model: Any, tmp_path:
     local = seen.matrix(DECODERS[1])[...].numpy()[:, 0].diagonal(axis1=1, axis2=2).mean()
     np.testing.assert_allclose(next(line.diagonal for line in lines if line.layer == DECODERS[1]), local, atol=1e-5)
     with pytest.raises(ShapeError, match="rollout needs the same tokens"):
-        seen.rollout(2, layers=DECODERS)
+        ch.rollout([seen.matrix(layer) for layer in DECODERS], query=2)
     with pytest.raises(RuleError, match="the distance to keys behind"), ch.watch(model, keep=False, distance=True):
         model.generate(**sources(), **EIGHT)
 

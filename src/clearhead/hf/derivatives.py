@@ -24,9 +24,7 @@ class LayerDerivative:
     name: str
     heads: list[int] | None  # those that are kept; None is all
     arrivals: Arrivals
-    zeros: list[Tensor] = field(
-        default_factory=list
-    )  # of each call (batch, heads, queries, d_v), one number in memory
+    zeros: list[Tensor] = field(default_factory=list)  # of each call (batch, heads, queries, d_v), one number in memory
     brought: dict[int, Tensor] = field(default_factory=dict)  # by call: the derivative by its output, added up
     graphless: bool = False  # a call ran without a graph: no derivative comes
 

@@ -11,14 +11,13 @@ import numpy as np
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest
-from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
+from clearhead.core.rule_values import is_whole, read_path, whole_number
 from clearhead.core.rules import with_options
 from clearhead.errors import FileError, RuleError, SelectionError, check_known
 from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.rollout import relevance, rollout
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.effects import (
     Edge,
@@ -33,7 +32,7 @@ from clearhead.watching.effects import (
     words_of,
 )
 from clearhead.watching.naming import ModulePath, text_of
-from clearhead.watching.saved import LAYERS, Run, write
+from clearhead.watching.saved import Run, write
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -77,21 +76,6 @@ class Seen(Run, Display):
         RuleError where `watch` had keep=False.
         """
         return self.layer(layer).matrix()
-
-    def rollout(self, query: int, *, residual: float = 0.5, layers: Layers = None) -> Any:
-        """How much each token contributes to one query through all self-attention layers, (batch, tokens).
-
-        query      the query's position
-        residual   the share of each layer's residual connection, 0 to 1
-        layers     the layers to go through, in order; None is all, and a model with several stacks needs them
-
-        The heads of a layer are averaged; see `ch.rollout`. O(queries·keys·d_k) for each layer and head.
-        Raises SelectionError for an unknown query or layer, RuleError for a residual outside 0 to 1, and what
-        `ch.rollout` raises.
-        """
-        chosen = self._chain(layers, "rollout")
-        matrices = [self.matrix(name) for name in chosen]
-        return rollout(matrices, query=query, residual=residual)
 
     def contributions(self, layer: int | str) -> "EffectMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
@@ -176,19 +160,6 @@ class Seen(Run, Display):
         `contributions`.
         """
         return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
-
-    def relevance(self, query: int, *, layers: Layers = None) -> Any:
-        """How much each token spoke for what was differentiated, seen from one query, (batch, tokens).
-
-        r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over
-        heads of the contributions that are positive. So call backward() on what is to be explained, a logit or the
-        difference of two; of a loss, it is what speaks against.
-        query, layers, and which models: as in `rollout`. O(queries·keys·(d_k + d_v)) time for each layer and head,
-        O(keys) memory. Raises what `contributions` and `rollout` raise.
-        Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
-        """
-        chosen = self._chain(layers, "relevance")
-        return relevance([self.contributions(name) for name in chosen], query=query)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
@@ -280,29 +251,6 @@ class Seen(Run, Display):
         if self.unseen:
             lines.append(f"  not seen  {_few([f'{path} ({kind})' for path, kind in self.unseen])}")
         return "\n".join(lines)
-
-    def _chain(self, layers: Iterable[int | str] | None, what: str) -> list[str]:
-        """The layers of self-attention that a token's content goes through. Raises SelectionError where unclear."""
-        chosen = [name for name in self._names(layers) if not self.layer(name).cross]
-        again = next((name for name in chosen if self.layer(name).call > 1), None)
-        if layers is None and again:
-            raise SelectionError(
-                f"layer {again} is a module that ran several times in one pass: whether its calls follow one another "
-                "or stand side by side (images, windows) is not known.",
-                "layers=seen.layers, where each call goes on with what the one before gave.",
-            )
-        stacks = {name.partition(".")[0] for name in chosen if "." in name}
-        if layers is None and len(stacks) > 1:
-            raise SelectionError(
-                f"the model has several stacks of layers, {', '.join(sorted(stacks))}: {what} goes through one.",
-                f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
-            )
-        return chosen
-
-    def _names(self, layers: Iterable[int | str] | None) -> list[str]:
-        """The names of the layers that were asked for; None is all."""
-        asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        return self.layers if asked is None else [self.layer_name(layer) for layer in asked]
 
 
 def _few(names: list[str]) -> str:
