@@ -206,6 +206,8 @@ def test_statistics_without_keeping_queries_and_keys():
     with pytest.raises(ch.errors.RuleError, match="keep=True"):
         seen.matrix(0)
     assert "-" in str(seen.summary())
+    with pytest.raises(ch.errors.RuleError, match="of several steps"), ch.watch(model, keep=False):
+        model.generate(**passed, **greedy(3))
 
 
 def test_a_tokenizer_turns_tokens_into_texts():

@@ -1,4 +1,4 @@
-"""One layer while its model runs: the observations of each call, joined along the queries at the end."""
+"""One layer while its model runs: its calls, joined along the queries at the end."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -13,8 +13,8 @@ from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import LayerDerivative
 from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.observation import Observation, among
-from clearhead.ops.span_terms import combined, for_heads, joined
+from clearhead.ops.observation import Observation
+from clearhead.ops.span_terms import check_one_matrix, combined, for_heads, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.watch import Wish
@@ -24,13 +24,13 @@ AGAIN = "watch one sequence in a block, with its cache: open another `with ch.wa
 
 @dataclass(eq=False)
 class Recording:
-    """The calls of one layer in one block, and their observations."""
+    """The calls of one layer in one block. One alone is observed as it runs, several in the end, as one matrix."""
 
     layer: LayerCall
     wish: Wish
     derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
-    parts: list[Observation] = field(default_factory=list)
+    seen: Observation | None = None  # of the only call
     last_key: Tensor | None = None
     first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
     other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
@@ -44,7 +44,7 @@ class Recording:
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
         """What the call gives, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
 
-        Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
+        Its arrays and rules are kept. Raises RuleError unless it continues the calls before.
         """
         if self.layer.cross:
             call = call.moved(sum(len(before.queries) for before in self.calls))
@@ -55,10 +55,11 @@ class Recording:
                 "doing.",
                 "model.eval(), which keeps gradients.",
             )
-        asked = dict(self.wish.statistics)
-        if self.calls:  # the picture of several calls is made in the end
-            asked["image"] = None
-        result, seen = call.observed(asked, dropout)
+        if self.calls:
+            check_one_matrix(call.rules)
+            result, seen = call.attended(dropout), None
+        else:
+            result, seen = call.observed(self.wish.statistics, dropout)
         result = result if self.derivative is None else self.derivative.follow(result)
         self.add(call, seen)
         return result
@@ -71,6 +72,9 @@ class Recording:
                     f"heads: there is no head {max(self.wish.heads)} in layer {self.name}, which has {call.q.shape[1]}."
                 )
             return
+        if not self.wish.keep:
+            what = f"layer {self.name}: statistics of several steps are observed in the end, from queries and keys."
+            raise RuleError(what, "keep=True")
         before = self.calls[-1]
         place = before.keys.stop - 1 - call.keys.start
         follows = call.queries.start == before.queries.stop
@@ -115,12 +119,9 @@ class Recording:
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
-    def add(self, call: AttentionCall, seen: Observation) -> None:
-        """Keep this call's observation, its queries, and the keys that the calls before did not have."""
+    def add(self, call: AttentionCall, seen: Observation | None) -> None:
+        """Keep this call's queries, the keys that the calls before did not have, and its observation."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
-        if len(self.calls) == 1:
-            self._check_whole(call)
-            self.parts[0] = replace(self.parts[0], image=None)
         new = slice(max(known - call.keys.start, 0), len(call.keys))
         q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.wish.values else None
         if call.pattern.others and not self.calls:
@@ -148,19 +149,7 @@ class Recording:
         terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
         arrays = {"q": q, "k": k, "v": v}
         self.calls.append(replace(call, **arrays, rules=rules, terms=terms, pattern=pattern, afterwards=()))
-        self.parts.append(seen if self.wish.heads is None else seen.heads(list(self.wish.heads)))
-
-    def _check_whole(self, call: AttentionCall) -> None:
-        """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
-        if self.wish.keep:
-            return
-        if self.wish.statistics.get("image"):
-            raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
-        if call.pattern.others and self.parts[0].distance is not None:
-            raise RuleError(
-                "the distance to keys behind those of several steps needs their queries and keys.",
-                "keep=True, or no distance.",
-            )
+        self.seen = seen if seen is None or self.wish.heads is None else seen.heads(self.wish.heads)
 
     def finished(self) -> Layer:
         """All calls so far, as one layer."""
@@ -168,23 +157,14 @@ class Recording:
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
         pattern = self._pattern(queries, keys)
         rules = self._rules(pattern, queries, keys)
-        others = first.pattern.others
-        seen = _joined([
-            among(part, len(keys) + others, call.keys.start - keys.start, last=others)
-            for part, call in zip(self.parts, self.calls, strict=True)
-        ])  # fmt: skip
         q, k, v = self._arrays()
-        if len(self.calls) > 1 and q is not None:
-            if image := self.wish.statistics.get("image"):
-                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=image).image)
-            if others and seen.distance is not None:  # the others' places are known only now
-                seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
+        seen = self.seen or AttentionMatrix(q, k, **rules).observe(**self.wish.statistics)
         real = None if self.layer.cross else pattern.real(queries, keys)
         padding = None if real is None else ~real
         heads = range(first.q.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, call=self.layer.number,
-            cross=self.layer.cross, padding=padding, note=pattern.note, other_keys=others, derivative=self.derivative,
+            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross, padding,
+            pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:
@@ -250,11 +230,3 @@ def _kept_copy(x: Tensor, used: int | None = None) -> Tensor:
     x = x.detach()
     written = x.is_inference() or x._version > 0
     return x.clone() if written or x.untyped_storage().nbytes() >= 1.5 * (used or x.nbytes) else x
-
-
-def _joined(parts: list[Observation]) -> Observation:
-    """All parts merged along the queries, in pairs: each number is copied log2(parts) times."""
-    if len(parts) == 1:
-        return parts[0]
-    half = len(parts) // 2
-    return _joined(parts[:half]).merge_queries(_joined(parts[half:]))

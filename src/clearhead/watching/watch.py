@@ -84,7 +84,8 @@ def watch(
     layers     which layers to observe, by number (negative ones count from each stack's end) or name; None is all.
                The others cost what attention costs.
     heads      which heads to keep, in every layer; None is all
-    keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
+    keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight; a text that is
+               generated, or read in several steps, needs them for its statistics
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
                `seen.cut_effects(layer)`, `seen.strongest(20)` and others
