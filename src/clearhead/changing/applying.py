@@ -22,7 +22,7 @@ from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
+from clearhead.ops.span_terms import SpanTerm, combined
 from clearhead.watching.places import Place, Text, find
 
 Heads = Sequence[int] | None  # None is all
@@ -36,7 +36,7 @@ class EditedCall:
     q: Any  # (batch, heads, queries, d_k)
     k: Any  # (batch, kv_heads, keys, d_k)
     v: Any  # (batch, kv_heads, keys, d_v)
-    rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
+    rules: Rules  # without spans
     terms: tuple[SpanTerm, ...] = ()
     afterwards: tuple[Callable[[Any], Any], ...] = ()
 
@@ -53,9 +53,7 @@ class EditedCall:
 
     def output(self) -> Any:
         """The edited output, (batch, heads, queries, d_v)."""
-        return self.finish(
-            by_softcap(lambda q, k, v, rules: attention(q, k, v, **rules), self.q, self.k, self.v, self.whole_rules())
-        )
+        return self.finish(attention(self.q, self.k, self.v, **self.whole_rules()))
 
 
 OneCall = TypeVar("OneCall", bound=EditedCall)
@@ -229,26 +227,17 @@ def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> St
     rules = {name: value for name, value in call.rules.items() if name != "sinks"}
     rules["spans"] = combined((*call.terms, term))
 
-    def pair(q: Any, k: Any, _: Any, capped: Any) -> Any:
-        return namespace(q).stack(AttentionMatrix(q, k, **capped).observe(logsumexp=True).state, -1)
-
-    both = by_softcap(pair, call.q, call.k, None, rules)
-    return State(both[..., 0], both[..., 1])
+    state = AttentionMatrix(call.q, call.k, **rules).observe(logsumexp=True).state
+    assert state is not None
+    return state
 
 
 def _tempered(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
-    """Every logit, the sink's too, over t; the heads that are not tempered keep a softcap of their own."""
-    count = call.q.shape[1]
-    t = np.ones(count)
+    """Every logit, the sink's too, over t."""
+    t = np.ones(call.q.shape[1])
     t[slice(None) if heads is None else list(heads)] = edit.t
-    others = {name: value for name, value in call.rules.items() if name != "softcap"}
-    rules: Rules = dict(divided(cast("RuleNames", others), t, call.q))
-    if call.rules.get("softcap") is not None:
-        caps = otherrun.spread(call.rules["softcap"], count)
-        made = tuple(float(cap) / float(factor) for cap, factor in zip(caps, t, strict=True))
-        rules["softcap"] = made[0] if len(set(made)) == 1 else made
-    terms = tuple(term.times(1 / t) for term in call.terms)
-    return replace(call, rules=rules, terms=terms)
+    rules: Rules = dict(divided(cast("RuleNames", call.rules), t, call.q))
+    return replace(call, rules=rules, terms=tuple(term.times(1 / t) for term in call.terms))
 
 
 def _off(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:

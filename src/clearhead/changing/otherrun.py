@@ -200,10 +200,10 @@ def _with_rules(part: OtherPart, rules: Mapping[str, Any], other: Mapping[str, A
         if np.ndim(ours) or (host(theirs) != ours).any():
             made[name] = _mixed(ours, theirs, part.heads, count)
     if rules.get("softcap") != other.get("softcap"):
-        caps = spread(rules.get("softcap"), count)
-        for head in part.heads:
-            caps[head] = other.get("softcap")
-        made["softcap"] = caps[0] if len(set(caps)) == 1 else tuple(caps)
+        if not part.whole:
+            what = f"layer {part.layer} has another softcap in the other run, and all its heads have one."
+            raise RuleError(what, "take all heads of the layer.")
+        made["softcap"] = other.get("softcap")
     if rules.get("bias") is None and other.get("bias") is None:
         return made
     ours, theirs = (
@@ -212,12 +212,6 @@ def _with_rules(part: OtherPart, rules: Mapping[str, Any], other: Mapping[str, A
     sizes = part.call.problem.queries, part.call.problem.keys
     whole = namespace(q).broadcast_to(ours, (*q.shape[:2], *sizes))
     return made | {"bias": theirs if part.whole else _replaced(whole, part.heads, theirs)}
-
-
-def spread(x: Any, count: int) -> list[Any]:
-    """One number for each head, from one number, one for all in a list, or one for each."""
-    values = list(x) if isinstance(x, tuple | list | np.ndarray) else [x]
-    return values * count if len(values) == 1 else values
 
 
 def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:

@@ -15,7 +15,6 @@ from clearhead.hf.masks import MaskPattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import by_softcap, check_one_matrix
 from clearhead.torch import dropped
 
 
@@ -45,10 +44,7 @@ class AttentionCall(EditedCall):
 
     def attended(self, dropout: float = 0.0) -> Tensor:
         """What attention gives, (batch, heads, queries, d_v), before `finish`."""
-        given: Tensor = by_softcap(
-            lambda q, k, v, capped: output(q, k, v, dropout, capped), self.q, self.k, self.v, self.whole_rules()
-        )
-        return given
+        return output(self.q, self.k, self.v, dropout, self.whole_rules())
 
     def observed(self, asked: dict[str, Any], dropout: float = 0.0) -> tuple[Tensor, Observation]:
         """What attention gives, and what was asked for; with a graph or dropout, they are computed separately.
@@ -57,7 +53,6 @@ class AttentionCall(EditedCall):
         weights are observed before dropout.
         """
         rules = self.whole_rules()
-        check_one_matrix(rules)
         only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
         if dropout or (graphed(self.q, self.k, self.v, *flat(rules).values()) and not only_logsumexp):
             with torch.no_grad():

@@ -14,7 +14,7 @@ from clearhead.hf.derivatives import LayerDerivative
 from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import check_one_matrix, combined, for_heads, joined
+from clearhead.ops.span_terms import combined, for_heads, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.watch import Wish
@@ -56,7 +56,6 @@ class Recording:
                 "model.eval(), which keeps gradients.",
             )
         if self.calls:
-            check_one_matrix(call.rules)
             result, seen = call.attended(dropout), None
         else:
             result, seen = call.observed(self.wish.statistics, dropout)
@@ -163,8 +162,8 @@ class Recording:
         padding = None if real is None else ~real
         heads = range(first.q.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross, padding,
-            pattern.note, first.pattern.others, self.derivative,
+            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
+            padding, pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:
