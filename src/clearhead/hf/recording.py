@@ -32,10 +32,7 @@ class Recording:
     calls: list[AttentionCall] = field(default_factory=list)
     seen: Observation | None = None  # of the only call
     last_key: Tensor | None = None
-    first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
-    other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
-    other_v: Tensor | None = None
-    shared: list[int] | None = None  # the key heads of `heads`
+    others: dict[str, Tensor] = field(default_factory=dict)  # "k" and "v": (batch, kv_heads, other keys, d_k or d_v)
 
     @property
     def name(self) -> str:
@@ -50,11 +47,8 @@ class Recording:
             call = call.moved(sum(len(before.queries) for before in self.calls))
         self.check(call)
         if self.derivative is not None and dropout:
-            raise RuleError(
-                f"causes=True, and dropout ({dropout:g}) acts on the weights: what an edge did is not its weight's "
-                "doing.",
-                "model.eval(), which keeps gradients.",
-            )
+            what = f"causes=True, and dropout ({dropout:g}) acts on the weights: no edge did what its weight says."
+            raise RuleError(what, "model.eval(), which keeps gradients.")
         if self.calls:
             result, seen = call.attended(dropout), None
         else:
@@ -66,88 +60,84 @@ class Recording:
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
         if not self.calls:
-            if self.wish.heads is not None and max(self.wish.heads, default=0) >= call.q.shape[1]:
+            most = max(self.wish.heads or (), default=0)
+            if most >= call.q.shape[1]:
                 raise SelectionError(
-                    f"heads: there is no head {max(self.wish.heads)} in layer {self.name}, which has {call.q.shape[1]}."
+                    f"heads: there is no head {most} in layer {self.name}, which has {call.q.shape[1]}."
                 )
             return
         if not self.wish.keep:
-            what = f"layer {self.name}: statistics of several steps are observed in the end, from queries and keys."
+            what = "statistics of several steps are observed in the end, from queries and keys."
             raise RuleError(what, "keep=True")
-        before = self.calls[-1]
-        place = before.keys.stop - 1 - call.keys.start
-        follows = call.queries.start == before.queries.stop
-        same_batch = call.q.shape[0] == before.q.shape[0] and call.keys.stop >= before.keys.stop
-        if not (follows and same_batch):
+        before, local = self.calls[-1], call.k[:, self._shared(call)]
+        follows = call.queries.start == before.queries.stop and call.keys.stop >= before.keys.stop
+        if not follows or call.q.shape[0] != before.q.shape[0]:
             raise RuleError(
-                f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
-                "cache holds other things than keys one after the other.",
+                "a second sequence began, or the first was run again without its cache, or its cache holds other "
+                "things than keys one after the other.",
                 AGAIN,
             )
         if call.edits != before.edits:
             raise RuleError(
-                f"layer {self.name}: a block of ch.change began or ended within one sequence, and its matrix has one "
-                "rule for all.",
+                "a block of ch.change began or ended within one sequence, and its matrix has one rule for all.",
                 "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
         if self.layer.cross and call.keys != before.keys:
-            raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
-        local, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
-        if other.shape[2] != before.pattern.others or (
-            self.other_k is not None and not torch.equal(other, self.other_k)
-        ):
+            raise RuleError("the keys of cross-attention changed.", AGAIN)
+        local, other = local[:, :, : len(call.keys)], local[:, :, len(call.keys) :]
+        if other.shape[2] != before.pattern.others or not torch.equal(other, self.others.get("k", other)):
             raise RuleError(
-                f"layer {self.name}: the keys that its merged attention has behind the sequence's own changed: they "
-                "are another encoder's output, or the model adds to them as it goes on.",
+                "the keys that its merged attention has behind the sequence's own changed: they are another encoder's "
+                "output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if (
-            not self.layer.cross and call.keys.stop == before.keys.stop
-        ):  # as in cross-attention, if the keys are the same
-            first, sums = self.first_sums, local.detach().sum(-1)
-            if first is None or first.shape != sums.shape or not torch.allclose(sums, first):
-                raise RuleError(
-                    f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask "
-                    "does not say which of it is used.",
-                    "generate without cache_implementation='static'.",
-                )
-        if place >= 0 and self.last_key is not None and not torch.equal(call.k[:, :, place], self.last_key):
+        first = self.calls[0].k  # as in cross-attention, if the keys are the same
+        added = self.layer.cross or call.keys.stop > before.keys.stop
+        if not added and (first.shape != local.shape or not torch.allclose(first, local)):
             raise RuleError(
-                f"layer {self.name}: keys that were seen are other keys now: the cache was reordered, as beam search "
-                "does, or written over, or the model puts other keys behind those of its cache.",
+                "queries were added and no keys: the cache has room to spare, and the mask does not say which of it "
+                "is used.",
+                "generate without cache_implementation='static'.",
+            )
+        place = before.keys.stop - 1 - call.keys.start
+        if place >= 0 and self.last_key is not None and not torch.equal(local[:, :, place], self.last_key):
+            raise RuleError(
+                "keys that were seen are other keys now: the cache was reordered, as beam search does, or written "
+                "over, or the model puts other keys behind those of its cache.",
                 "generate with num_beams=1; watch one sequence in a block.",
             )
+
+    def _shared(self, call: AttentionCall) -> Any:
+        """The key heads of the heads that are kept, as an index."""
+        if self.wish.heads is None:
+            return slice(None)
+        return [head // group_size(call.q.shape[1], call.k.shape[1]) for head in self.wish.heads]
 
     def add(self, call: AttentionCall, seen: Observation | None) -> None:
         """Keep this call's queries, the keys that the calls before did not have, and its observation."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.wish.values else None
+        sides: dict[str, Tensor] = {"k": call.k} if self.wish.keep else {}
+        sides |= {"v": call.v} if self.wish.values else {}
+        shared = self._shared(call)
+        arrays = {name: x[:, shared, new] for name, x in sides.items()}
+        if self.wish.keep:
+            arrays["q"] = call.q if self.wish.heads is None else call.q[:, self.wish.heads]
         if call.pattern.others and not self.calls:
-            self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
-            if self.wish.values:
-                self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
-        if k.shape[2]:
-            self.first_sums = None if self.calls else k.detach().sum(-1)
-            self.last_key = k[:, :, -1].detach().clone()
-        if not self.wish.keep:
-            q, k = q[:, :, :0], k[:, :, :0]
-        elif self.wish.heads is not None:
-            self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.wish.heads]
-            q, k, v = q[:, list(self.wish.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
+            self.others = {name: _kept_copy(x[:, shared, len(call.keys) :]) for name, x in sides.items()}
+        if len(call.keys[new]) and self.wish.keep:
+            self.last_key = arrays["k"][:, :, -1].detach().clone()
+        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
+        for x in arrays.values():
+            used[x.untyped_storage().data_ptr()] += x.nbytes
+        kept: Any = {name: _kept_copy(x, used[x.untyped_storage().data_ptr()]) for name, x in arrays.items()}
         before = self.calls[0].terms if self.calls else [None] * len(call.terms)
+        terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
         rules = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = call.rules.get("bias")
         pattern = replace(call.pattern, bias=None if bias is None else bias.detach())
-        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
-        for x in (q, k, v):
-            if x is not None:
-                used[x.untyped_storage().data_ptr()] += x.nbytes
-        kept: list[Any] = [x if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in (q, k, v)]
-        q, k, v = kept
-        terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
-        arrays = {"q": q, "k": k, "v": v}
-        self.calls.append(replace(call, **arrays, rules=rules, terms=terms, pattern=pattern, afterwards=()))
+        rest = {"rules": rules, "terms": terms, "pattern": pattern, "afterwards": ()}
+        self.calls.append(replace(call, **{"q": None, "k": None, "v": None} | kept | rest))
         self.seen = seen if seen is None or self.wish.heads is None else seen.heads(self.wish.heads)
 
     def finished(self) -> Layer:
@@ -156,26 +146,21 @@ class Recording:
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
         pattern = self._pattern(queries, keys)
         rules = self._rules(pattern, queries, keys)
-        q, k, v = self._arrays()
+        q, k, v = map(self._joined, "qkv")
         seen = self.seen or AttentionMatrix(q, k, **rules).observe(**self.wish.statistics)
         real = None if self.layer.cross else pattern.real(queries, keys)
         padding = None if real is None else ~real
-        heads = range(first.q.shape[1]) if self.wish.heads is None else self.wish.heads
+        heads = range(seen.log_sum.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
             self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
             padding, pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
 
-    def _arrays(self) -> list[Tensor | None]:
-        """q, k and v of all calls, other keys behind the sequence's own; None for what is not kept."""
-        joined: list[Tensor | None] = []
-        for side, other in (("q", None), ("k", self.other_k), ("v", self.other_v)):
-            pieces = [getattr(call, side) for call in self.calls]
-            if other is not None:
-                pieces.append(other if self.shared is None else other[:, self.shared])
-            let_go = pieces[0] is None or (side != "v" and not self.wish.keep)
-            joined.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
-        return joined
+    def _joined(self, side: str) -> Tensor | None:
+        """q, k or v of all calls, other keys behind the sequence's own; None for what is not kept."""
+        pieces = [getattr(call, side) for call in self.calls]
+        pieces += [self.others[side]] if side in self.others else []
+        return None if pieces[0] is None else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
     def _rules(self, pattern: MaskPattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].rules | pattern.rules(queries, keys)
