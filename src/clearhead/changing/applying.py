@@ -23,7 +23,7 @@ from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
-from clearhead.watching.places import Place, Text, find
+from clearhead.watching.places import Place, Positions, Text, find
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
@@ -110,13 +110,13 @@ def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], 
                 raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
 
 
-def check_places(edit: Edit, queries: Text, keys: Text) -> None:
-    """Raise SelectionError where an edit names a position or a word that these texts have not."""
-    for name, text in (("queries", queries), ("keys", keys)):
-        try:
-            find(name, getattr(edit, name), text)
-        except ClearheadError as error:
-            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+def check_places(edit: Edit, queries: Text, keys: Text) -> dict[str, Positions]:
+    """The positions of what an edit names. Raises SelectionError for a position or a word that these texts have not."""
+    sides = {"queries": (edit.queries, queries), "keys": (edit.keys, keys)}
+    try:
+        return {name: find(name, value, text) for name, (value, text) in sides.items() if value is not None}
+    except ClearheadError as error:
+        raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
 def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
@@ -127,17 +127,16 @@ def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
     made: list[Edit] = []
     for edit in edits:
         try:
-            check_places(edit, text, text)
+            found = check_places(edit, text, text)
         except SelectionError as error:  # of a position it would say how to wait for a generated token
             hint = f"positions are 0 to {text.length - 1}." if "position" in error.what else error.hint
             raise SelectionError(error.what, hint) from None
-        words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
-        places = {name: find(name, value, text).members(range(text.length))[0] for name, value in words.items()}
-        empty = next((name for name, members in places.items() if not members.any()), None)
+        places = {name: np.flatnonzero(x.members(range(text.length))[0]) for name, x in found.items()}
+        empty = next((name for name, members in places.items() if not len(members)), None)
         if empty:
             raise SelectionError(f"{edit}: its {empty} are none of the text's {text.length} tokens.")
-        positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
-        made.append(replace(edit, **cast("Any", positions)))
+        positions: Any = {name: tuple(members.tolist()) for name, members in places.items()}
+        made.append(replace(edit, **positions))
     return tuple(made)
 
 
@@ -282,17 +281,10 @@ def _scaled(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
     return replace(call, afterwards=(*call.afterwards, change))
 
 
-def _like(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
-    run = otherrun.of(edit, heads, place, call.q.shape[1])
-    q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
-    v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
-    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
-
-
-def _values_like(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
-    v = otherrun.values(otherrun.of(edit, heads, place, call.q.shape[1]), call.v, call.q.shape[1])
-    k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
-    return replace(call, k=k, v=v)
+def _of_run(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
+    part = otherrun.of(edit, heads, place, call.q.shape[1])
+    made: OneCall = (otherrun.like if edit.kind == "like" else otherrun.values_like)(part, call)
+    return made
 
 
 _APPLY: dict[str, Callable[[Any, Edit, Heads, Place], Any]] = {
@@ -301,8 +293,8 @@ _APPLY: dict[str, Callable[[Any, Edit, Heads, Place], Any]] = {
     "tempered": _tempered,
     "off": _off,
     "scaled": _scaled,
-    "like": _like,
-    "values_like": _values_like,
+    "like": _of_run,
+    "values_like": _of_run,
 }
 
 

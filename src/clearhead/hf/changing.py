@@ -77,7 +77,7 @@ class _Changing(Passes):
         if layer.cross:
             call = call.moved(self.texts.start(layer.path, len(call.queries)))
         sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
-        self._check_sequences(layer, call, sequence.text, key_text)
+        self._check_places(layer, sequence.text, key_text)
         if layer not in self.acting:
             self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
         acting = self.acting[layer]
@@ -100,22 +100,16 @@ class _Changing(Passes):
         self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, call.rules, place)}
         return replace(result, edits=self.edits)
 
-    def _check_sequences(self, layer: LayerCall, call: AttentionCall, queries: Text, keys: Text) -> None:
-        """Raise for an edit of any layer with these texts: positions and words, lengths of other runs."""
+    def _check_places(self, layer: LayerCall, queries: Text, keys: Text) -> None:
+        """Raise SelectionError where an edit of a layer with these texts names what they have not."""
         if (queries, keys) in self.checked:
             return
-        kind = ModulePath.of(layer.path)
-        alike = [
-            choices
-            for module, choices in self.modules.items()
-            if ModulePath.of(self.paths[module])._replace(numbers=kind.numbers) == kind
-        ]
+        self.checked.add((queries, keys))
+        kinds = {module: ModulePath.of(path)._replace(numbers=()) for module, path in self.paths.items()}
+        alike = [choices for module, choices in self.modules.items() if kinds[module] == kinds[layer.module]]
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
-            if edit.seen is not None and layer.number == 1:
-                otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
-        self.checked.add((queries, keys))
 
     def begin_pass(self, named: Mapping[str, Any]) -> None:
         """Note that texts may begin; with a cache, another pass may follow."""
