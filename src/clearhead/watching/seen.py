@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import as_array
+from clearhead.core.arrays import as_array, as_host_array
 from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.effects import Rest
+from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rule_values import is_whole, read_path, whole_number
 from clearhead.core.rules import with_options
 from clearhead.errors import FileError, RuleError, SelectionError, check_known
@@ -22,14 +22,12 @@ from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.effects import (
     Edge,
     Edges,
+    HeadCause,
     HeadEffects,
     Summary,
     Verified,
     cell,
-    head_effects,
     heads_of,
-    strongest_edges,
-    words_of,
 )
 from clearhead.watching.naming import ModulePath, text_of
 from clearhead.watching.saved import Run, write
@@ -85,7 +83,9 @@ class Seen(Run, Display):
         Raises SelectionError for an unknown layer; RuleError where `watch` had no causes=True, no backward pass has
         run, or none could reach the layer.
         """
-        return self.layer(layer).contributions()
+        chosen = self.layer(layer)
+        g = chosen.g
+        return chosen.matrix().contributions(chosen.v, g)
 
     def cut_effects(self, layer: int | str, *, rest: Rest = "renormalise") -> "EffectMatrix":
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
@@ -105,7 +105,12 @@ class Seen(Run, Display):
         >>> E.shape, bool((E[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
         ((1, 2, 4, 4), True, 3, 2)
         """
-        return self.layer(layer).cut_effects(rest)
+        chosen = self.layer(layer)
+        g = chosen.g
+        if read_rest(rest) == "first" and chosen.padding is not None and bool(chosen.padding[:, 0].any()):
+            what = f"layer {chosen.name} has a text that begins with padding: its first token is not the first key."
+            raise RuleError(what, 'pad on the right, or rest="renormalise".')
+        return chosen.matrix().cut_effects(chosen.v, g, rest=rest)
 
     def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Edges[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
@@ -119,8 +124,13 @@ class Seen(Run, Display):
         head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
-        edges = strongest_edges(map(self.layer, self.layers), k, rest)
-        return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
+        edges: list[Edge] = []
+        for name in self.layers:  # of equal ones the first by place
+            cuts, heads = self.cut_effects(name, rest=rest).strongest(k), self.layer(name).heads
+            columns = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
+            edges += [Edge(name, b, heads[h], i, j, value, rest) for b, h, i, j, value in zip(*columns, strict=True)]
+            edges = sorted(edges, key=lambda edge: -abs(edge.value))[:k]
+        return Edges(edges, map(self._tokens_of, edges))
 
     def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
@@ -159,7 +169,12 @@ class Seen(Run, Display):
         the heads of `ch.explain` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
         `contributions`.
         """
-        return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
+        lines: list[HeadCause] = []
+        for name in self.layers:
+            rows: Any = as_host_array(self.contributions(name).by_query(), "by_query")[0]
+            sums = rows.sum(axis=(0, 2), dtype=np.float64).tolist()
+            lines += [HeadCause(name, head, x, -x) for head, x in zip(self.layer(name).heads, sums, strict=True)]
+        return HeadEffects(lines)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
@@ -227,6 +242,15 @@ class Seen(Run, Display):
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
             pads=next(known, []) if tokens else [], item=item,
         )  # fmt: skip
+
+    def _tokens_of(self, edge: Edge) -> tuple[str, str]:
+        """The tokens of an edge's query and key; "" where they are not known."""
+        texts = {"own": self.tokens, "source": self.source_tokens, "": []}
+        layer, local = self.layer(edge.layer), self._text_of(edge.layer)
+        other = "source" if layer.cross else local
+        query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
+        query_word = str(query[edge.query]) if len(query) == layer.observation.queries else ""
+        return query_word, str(key[edge.key]) if len(key) == layer.observation.keys else ""
 
     def _text_of(self, name: str) -> str:
         """Which text the queries of a layer are of: the model's "own", its encoder's "source", or "" for none."""
