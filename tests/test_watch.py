@@ -305,7 +305,7 @@ def test_own_is_the_diagonal_in_layer_summary_and_file(tmp_path):
     ],
 )  # fmt: skip
 def test_names_say_no_more_than_the_model_needs(paths, expected):
-    names = LayerNames(paths, lambda stack: ())
+    names = LayerNames(paths)
     assert tuple(names.name(path) for path in paths) == expected
 
 

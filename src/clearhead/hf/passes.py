@@ -123,9 +123,8 @@ class Passes:
             raise RuleError(*self.already)
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
-        self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
-        self.names = LayerNames(map(self.inner, self.paths.values()), self._children)
+        self.names = LayerNames(map(self.inner, self.paths.values()))
         self.entered = False
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -216,10 +215,6 @@ class Passes:
     def _leave(self, module: Any, *_: Any) -> None:
         while self.running and self.running.pop() is not module:
             pass
-
-    def _children(self, path: str) -> list[str]:
-        stack = self.by_path.get(self.root + path, self.by_path.get(path))
-        return [] if stack is None else [name for name, _ in stack.named_children()]
 
     def _read_tokens(self, module: Any, named: Mapping[str, Any]) -> None:
         """Hand on the ids that an outermost forward pass is called with, if any."""
