@@ -92,8 +92,8 @@ class Seen(Run, Display):
 
         Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
         token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
-        order. Otherwise as `contributions`; UnknownNameError for
-        another rest, RuleError for "first" where a text begins with padding.
+        order. Raises what `contributions` raises, UnknownNameError for another rest, RuleError for "first" where a text
+        begins with padding.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -120,7 +120,7 @@ class Seen(Run, Display):
         first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
         elsewhere. So `seen.verify` them, and ask `ch.explain` which part of a text made an answer.
 
-        Raises RuleError unless k is a positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and
+        Raises RuleError unless k is a positive integer, and what `cut_effects` raises. O(queries·keys·(d_k + d_v)) for each layer and
         head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
