@@ -39,7 +39,7 @@ class _Watching(Passes):
         super().__init__(model)
         self.wish, self.arrivals = wish, Arrivals() if wish.causes else None
         self.recordings: dict[LayerCall, Recording | None] = {}
-        self.ran: set[int | str] = set()  # which of `layers` ran
+        self.chosen: set[int | str] = set()  # which of the wish's layers ran
         self.seen = Seen({}, model=type(model).__name__, watched=ref(model))
 
     @contextmanager
@@ -95,7 +95,7 @@ class _Watching(Passes):
     def _recording(self, call: LayerCall) -> Recording | None:
         if self.wish.layers is not None:
             chosen = {layer for layer in self.wish.layers if str(layer) in call.choices}
-            self.ran |= chosen
+            self.chosen |= chosen
             if not chosen:
                 return None
         derivative = None if self.arrivals is None else LayerDerivative(call.name, self.wish.heads, self.arrivals)
@@ -119,7 +119,7 @@ class _Watching(Passes):
             kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
             raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
-        missing = [layer for layer in self.wish.layers or () if layer not in self.ran]
+        missing = [layer for layer in self.wish.layers or () if layer not in self.chosen]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 

@@ -120,8 +120,8 @@ class Seen(Run, Display):
         first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
         elsewhere. So `seen.verify` them, and ask `ch.explain` which part of a text made an answer.
 
-        Raises RuleError unless k is a positive integer, and what `cut_effects` raises. O(queries·keys·(d_k + d_v)) for each layer and
-        head, O(k) memory.
+        Raises RuleError unless k is a positive integer, and what `cut_effects` raises. O(queries·keys·(d_k + d_v)) for
+        each layer and head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
         edges: list[Edge] = []
