@@ -20,7 +20,6 @@ cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_leng
 output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
 """
 HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
-_PLAIN = HARMLESS - {"cu_seq_lens_k", "cu_seq_lens_q"}
 _NUMBER = (float, type(None))
 
 # The blocks of ch.watch and ch.change that a module is in, each a `hf.passes.Passes`, which names the module's calls.
@@ -159,7 +158,7 @@ def _known(
     if known is None or known[0] != asked:
         (batch, _, n, m), (row, col) = mask.sizes, mask.start
         known, sizes = (asked, None), (query.shape[0], query.shape[2], key.shape[2])
-        if (batch, n, m) == sizes and not mask.has_room and _PLAIN.issuperset(more):
+        if (batch, n, m) == sizes and not mask.has_room and HARMLESS.issuperset(more):
             rules = mask.pattern.rules(range(row, row + n), range(col, col + m - mask.pattern.others))
             known = asked, {"scale": scale, "softcap": softcap, **rules}
         mask.known = known
