@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import clearhead as ch
+from clearhead.changing.edits import Edit
 from watched import logits
 
 Scores = tuple[Tensor, Tensor]  # logits (batch, heads, queries, keys) and sinks (heads,), which may be -inf
@@ -198,3 +199,11 @@ LOGITS_BY_HAND = [
     added(2.0, None, [2, 4], [1, 2]),
     added(1.0, range(3, 9), [4, 5]),
 ]
+
+
+def for_family(family: str, edits: list[Edit], hand: ByHand) -> tuple[list[Edit], ByHand]:
+    """Edits that begin with `OF_LOGITS`; where heads share a softcap, all of them are tempered."""
+    if family != "gemma2":
+        return edits, hand
+    some = [replace(edit, heads=None) if edit.kind == "tempered" else edit for edit in edits]
+    return some, replace(hand, logits=[hand.logits[0], divided(1.5), *hand.logits[2:]], kept={}, paths={})

@@ -8,7 +8,7 @@ import torch
 
 import changed
 import clearhead as ch
-from changed import CUT, ByHand, Letters, added, assert_edited, by_hand, divided, mean, rested, times
+from changed import CUT, ByHand, Letters, added, assert_edited, by_hand, divided, for_family, mean, rested, times
 from clearhead.changing.edits import Edit
 from clearhead.errors import RuleError, ShapeError
 from test_hf import same_gradients
@@ -56,7 +56,7 @@ BY_HAND = ByHand([*changed.LOGITS_BY_HAND, divided(0.8)], [times(1.5, [3])])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("padding", ["", "left", "right"])
 def test_edits_act_in_the_order_given(family: str, padding: str):
-    edited(family, EVERYTHING, BY_HAND, padding)
+    edited(family, *for_family(family, EVERYTHING, BY_HAND), padding)
 
 
 QUICK = {("gpt2", "left", "dynamic"), ("llama", "", "static"), ("gpt-oss", "left", "static")}
@@ -68,13 +68,13 @@ GENERATING = [
 
 @pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
-    model, passed = build(family), inputs(family, padding)
-    options = greedy(6)
+    model, passed, options = build(family), inputs(family, padding), greedy(6)
+    edits, hand = for_family(family, EVERYTHING, BY_HAND)
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
-    with ch.change(model, EVERYTHING):
+    with ch.change(model, edits):
         result = model.generate(**passed, **options)
-    with by_hand(model, BY_HAND), torch.no_grad():
+    with by_hand(model, hand), torch.no_grad():
         expected = generated(model, passed, 6)
     torch.testing.assert_close(result, expected)
 
@@ -252,6 +252,7 @@ def test_the_spans_of_a_changed_run_are_saved(tmp_path: Any):
 )
 def test_gradients_go_through_the_edited_attention(family: str):
     model, passed = build(family), inputs(family)
+    edits, hand = for_family(family, EVERYTHING, BY_HAND)
 
     def gradients(context: Any) -> dict[str, torch.Tensor]:
         model.zero_grad()
@@ -259,12 +260,12 @@ def test_gradients_go_through_the_edited_attention(family: str):
             logits(model(**passed)).square().mean().backward()
         return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
-    expected = gradients(by_hand(model, BY_HAND))
-    same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
+    expected = gradients(by_hand(model, hand))
+    same_gradients(gradients(ch.change(model, edits)), expected, share=2e-6)
     if family == "llama":
         model.activation_checkpointing_enable()
         model.train()
-        same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
+        same_gradients(gradients(ch.change(model, edits)), expected, share=2e-6)
 
 
 def test_each_pass_without_a_cache_is_a_text_of_its_own():

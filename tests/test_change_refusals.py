@@ -1,5 +1,6 @@
 """What ch.change refuses, and when: before the block, before the first layer, or when the block ends."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -138,11 +139,18 @@ def test_other_runs_that_differ_are_refused_by_name():
         half(**passed)
 
 
-def test_a_softcap_with_some_heads_tempered_is_no_one_matrix():
+@pytest.mark.parametrize("all_heads", [False, True])
+def test_heads_that_share_a_softcap_are_tempered_together(all_heads: bool):  # noqa: FBT001
     model, passed = build("gemma2"), inputs("gemma2")
-    some = ch.change(model, ch.tempered(2, heads=[1]))
-    with pytest.raises(RuleError, match="only some of its heads are tempered"), some, ch.watch(model):
+    with pytest.raises(RuleError, match="a softcap is one number"), ch.change(model, ch.tempered(2, heads=[1])):
         model(**passed)
+    with ch.change(model, ch.tempered(2)), ch.watch(model) as other:
+        model(**passed)
+    edit = ch.like(other, heads=None if all_heads else [1])
+    refused = nullcontext() if all_heads else pytest.raises(RuleError, match="another softcap in the other run")
+    with refused, ch.change(model, edit), ch.watch(model) as seen:
+        model(**passed)
+        np.testing.assert_array_equal(seen.matrix(0)[...], other.matrix(0)[...])
 
 
 def test_attention_outside_the_interface_is_named():

@@ -162,7 +162,8 @@ def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
         with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
             model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)
         answers = [getattr(seen[0], name) for name in ("logsumexp", "entropy", "received", "distance", "image")]
-        result.append([*answers, seen.rollout(2), seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
+        flow = ch.rollout([seen.matrix(name) for name in seen.layers], query=2)
+        result.append([*answers, flow, seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
     for ours, theirs in zip(result[1][:-1], result[0][:-1], strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
     assert result[0][-1] == result[1][-1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.changing.applying import acts, edited
+from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, UnknownNameError
 from clearhead.models import model as gpt2
@@ -161,7 +161,7 @@ def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
         places = (tuple(rng.choice(size, rng.integers(1, 4), replace=False).tolist()) for size in (n, m))
         edit = ch.cut(queries=next(places), keys=next(places), heads=[int(rng.integers(4))])
         pair = (edit, edit.heads_in(()))
-        changed = edited(q, k, v, parts[rule], [pair], place(n, m)).output()
+        changed = edited(EditedCall(q, k, v, parts[rule]), [pair], place(n, m)).output()
         differs = (changed != ch.attention(q, k, v, **parts[rule])).any()
         assert acts(*pair, (2, 4, n, m), parts[rule], place(n, m)) == differs
 
@@ -169,7 +169,7 @@ def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
 def test_the_rules_fit_a_call_without_a_batch_axis():
     rng = fresh()
     q, k, v = rng.standard_normal((3, 4, 9, 8)).astype(np.float32)
-    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:4]), place(9, 9))
+    call = edited(EditedCall(q[None], k[None], v[None], {"causal": True}), acting(CALL[:4]), place(9, 9))
     np.testing.assert_allclose(call.output()[0], ch.attention(q, k, v, **call.whole_rules()), atol=1e-6)
 
 
@@ -183,7 +183,7 @@ def test_moved_weights_are_dense_rows_and_change_as_cuts_say(sinks: bool):  # no
     rules |= {"sinks": rng.standard_normal(4), "window": (6, None)} if sinks else {}
     queries, keys = (np.sort(rng.choice(n, 5, replace=False)) for n in (9, 12))
     edits = acting([ch.cut(queries=list(queries), keys=list(keys), rest="first")])
-    call = edited(q, k, v, rules, edits, place(9, 12))
+    call = edited(EditedCall(q, k, v, rules), edits, place(9, 12))
     A, after = ch.AttentionMatrix(q, k, **rules), ch.AttentionMatrix(call.q, call.k, **call.whole_rules())[...]
     expected, chosen = A[...], np.ix_(range(2), range(4), queries, keys[keys > 0] if not sinks else keys)
     moved, expected[chosen] = expected[chosen].sum(-1), 0
@@ -194,16 +194,18 @@ def test_moved_weights_are_dense_rows_and_change_as_cuts_say(sinks: bool):  # no
     np.testing.assert_allclose(change[:, :, queries], E[...][:, :, queries][..., keys].sum(-1), rtol=0, atol=1e-12)
     np.testing.assert_allclose(E.spans(np.zeros(9, int), np.arange(12))[:, :, 0], E.by_key(), rtol=0, atol=1e-12)
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
-    torch.autograd.gradcheck(lambda *x: edited(*x, rules, edits, place(9, 12)).output(), tensors, fast_mode=True)
+    torch.autograd.gradcheck(
+        lambda *x: edited(EditedCall(*x, rules), edits, place(9, 12)).output(), tensors, fast_mode=True
+    )
 
 
 @pytest.mark.gate
 def test_an_edited_call_takes_memory_for_queries_and_keys_only():
     n, rng = 4096, fresh()
     q, k, v = rng.standard_normal((3, 1, 4, n, 8)).astype(np.float32)
-    edited(q[:, :, :9], k[:, :, :9], v[:, :, :9], {"causal": True}, acting(CALL), place(9, 9)).output()
+    edited(EditedCall(q[:, :, :9], k[:, :, :9], v[:, :, :9], {"causal": True}), acting(CALL), place(9, 9)).output()
     tracemalloc.start()
-    edited(q, k, v, {"causal": True}, acting(CALL), place(n, n)).output()
+    edited(EditedCall(q, k, v, {"causal": True}), acting(CALL), place(n, n)).output()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * n * 1024, "one byte for each weight would be 64 MiB"

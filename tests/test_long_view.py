@@ -307,13 +307,16 @@ def test_a_cell_chosen_while_a_smaller_layer_opens_lies_in_it(running, small):
         assert page.locator("#readout").text_content().startswith("query 4 ")
 
 
-def test_padding_is_dimmed_in_the_text(running, small):
+@pytest.mark.parametrize("pads", [[0, 1], [len(TOKENS) - 2, len(TOKENS) - 1]])
+def test_padding_is_dimmed_and_not_where_a_page_opens(running, small, pads: list[int]):
     layers = [long.ShownLayer("0", range(H), small[0].part(0))]
-    run = long.ShownRun("", layers, TOKENS, pads=[0, 1])
+    run = long.ShownRun("", layers, TOKENS, pads=pads)
     with mapped(running, long.document([run], long.PageOptions())) as page:
         dim = "[...document.querySelectorAll('.token.padding')].map((x) => [x.dataset.token, x.title, style(x)])"
         found = page.evaluate(dim.replace("style(x)", "getComputedStyle(x).opacity"))
-        assert found == [["0", "padding", "0.4"], ["1", "padding", "0.4"]]
+        assert found == [[str(pad), "padding", "0.4"] for pad in pads]
+        last = len(TOKENS) - 1 - (2 if pads[0] else 0)
+        assert state(page)["cell"].startswith(f"{last}.")
 
 
 def test_only_heads_shown_by_the_same_method_are_subtracted(running, small):

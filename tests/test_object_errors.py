@@ -92,9 +92,9 @@ EDITS: Errors = {
         f"by is -inf: expected a finite number.{AWAY}": lambda: A.boost(0, by=-np.inf),
         f"t is 0.0: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(0),
         "t is [1.0, 2.0], and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.\n\n"
-        "hint: A.part(batch, head).tempered(t) is one head's matrix.": lambda: ch.AttentionMatrix(
-            np.ones((2, 3, 4)), np.ones((2, 3, 4)), softcap=5.0
-        ).tempered([1.0, 2.0]),
+        "hint: give all heads the same t, or A.part(batch, head).tempered(t): one head's matrix.": lambda: (
+            ch.AttentionMatrix(np.ones((2, 3, 4)), np.ones((2, 3, 4)), softcap=5.0).tempered([1.0, 2.0])
+        ),
     },
     IndexError: {
         f"keys has position 5, and the matrix has 5 keys.{FIRST}": lambda: A.cut(keys=5),

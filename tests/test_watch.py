@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from clearhead.core import definition
 from clearhead.errors import SelectionError
 from clearhead.watching.naming import LayerNames
 from clearhead.watching.seen import Seen
+from problems import of_tiers
+from small_models import small
 from watched import (
     FAMILIES,
+    FAMILY,
     GROUPED,
     Family,
     build,
@@ -202,6 +206,8 @@ def test_statistics_without_keeping_queries_and_keys():
     with pytest.raises(ch.errors.RuleError, match="keep=True"):
         seen.matrix(0)
     assert "-" in str(seen.summary())
+    with pytest.raises(ch.errors.RuleError, match="of several steps"), ch.watch(model, keep=False):
+        model.generate(**passed, **greedy(3))
 
 
 def test_a_tokenizer_turns_tokens_into_texts():
@@ -232,7 +238,7 @@ def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
     np.testing.assert_allclose(numbers(logits(watched)), numbers(logits(out)), atol=limit * reach)
 
 
-def test_summary_and_rollout_equal_those_of_dense_weights():
+def test_the_summary_is_that_of_dense_weights():
     model, passed = build("gpt2"), inputs("gpt2", "left")
     seen = seen_of(model, passed)
     real = passed["attention_mask"].bool().numpy()
@@ -253,8 +259,6 @@ def test_summary_and_rollout_equal_those_of_dense_weights():
         entropy = np.mean([-(row[row > 0] * np.log(row[row > 0])).sum() for row in rows])
         assert line.entropy == pytest.approx(entropy, abs=1e-5)
     assert max(map(len, str(seen.summary()).splitlines())) <= 80
-    result = seen.rollout(10)
-    close(result, ch.rollout([seen.matrix(0), seen.matrix(1)], query=10), "rollout")
 
 
 def test_models_that_cannot_be_watched_are_refused_early():
@@ -301,23 +305,33 @@ def test_own_is_the_diagonal_in_layer_summary_and_file(tmp_path):
     ],
 )  # fmt: skip
 def test_names_say_no_more_than_the_model_needs(paths, expected):
-    names = LayerNames(paths, lambda stack: ())
+    names = LayerNames(paths)
     assert tuple(names.name(path) for path in paths) == expected
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("positions", [False, True])
-def test_padding_on_the_left_without_positions_warns(recwarn: Any, padding: str, positions: bool):  # noqa: FBT001
-    model, passed = build("gpt2"), inputs("gpt2", padding)
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize(
+    "name",
+    of_tiers(
+        ["gpt2", "llama", "roberta", "OPTModel", "BioGptModel"],
+        ["bert", "gemma2", "GPTNeoXModel", "XLMRobertaModel", "ElectraModel"],
+    ),
+)
+def test_padding_that_moves_positions_warns(name: str, padding: str, positions: bool):  # noqa: FBT001
+    """It warns where the weights of the padded text are not those of the text alone."""
+    model = build(name) if name in FAMILY else small(getattr(hf, name))
+    passed = inputs("gpt2", padding)
+    real = passed["attention_mask"][0].bool()
+    passed["input_ids"] = passed["input_ids"].masked_fill(passed["attention_mask"] == 0, model.config.pad_token_id or 0)
+    alone = seen_of(model, {"input_ids": passed["input_ids"][:1, real]}).matrix(0)[...]
     if positions:
         passed["position_ids"] = (passed["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    with torch.no_grad(), ch.watch(model):
-        model(**passed)
-    said = [str(warning.message) for warning in recwarn]
-    warns = padding == "left" and not positions
-    assert len(said) == warns
-    if warns:
-        assert "1 of 2 texts begin with padding, and GPT2LMHeadModel is given no position_ids" in said[0]
+    with warnings.catch_warnings(record=True, action="always") as said:
+        weights = seen_of(model, passed).matrix(0)[:1][:, :, real][..., real]
+    moved = not torch.allclose(weights, alone, rtol=0, atol=1e-4)
+    expected = "1 of 2 texts begin with padding, and .* is given no position_ids"
+    assert [bool(re.match(expected, str(one.message))) for one in said] == [True] * (moved and not positions)
 
 
 @pytest.mark.parametrize(("padding", "pads"), [("right", [5, 6, 7, 8, 9, 10]), ("left", [0, 1, 2])])
@@ -330,6 +344,12 @@ def test_a_page_of_a_batch_says_which_text_and_what_of_it_is_padding(padding: st
     assert "layer 0, head 0, batch=1 of 2" in seen.to_svg(batch=1)
     with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
         seen.to_svg(batch=9)
+
+
+def test_an_encoders_padding_is_not_that_of_the_decoders_tokens():
+    seen = seen_of(build("t5"), inputs("t5", "right"))
+    assert seen.layer(seen.layers[0]).padding.any()
+    assert seen.document().header["runs"][0]["pads"] == []
 
 
 def observed(name: str, padding: str = "", dtype: torch.dtype = torch.float32) -> Any:

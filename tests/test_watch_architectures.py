@@ -11,7 +11,7 @@ import transformers as hf
 
 import clearhead as ch
 import clearhead.hf  # registers
-from changed import CUT, LOGITS_BY_HAND, OF_LOGITS, ByHand, added, assert_edited, by_hand, mean, times
+from changed import CUT, LOGITS_BY_HAND, OF_LOGITS, ByHand, added, assert_edited, by_hand, for_family, mean, times
 from clearhead.errors import RuleError
 from problems import of_tiers
 from small_models import small, taken
@@ -182,7 +182,7 @@ def made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
 )
 def test_edits_equal_those_made_by_hand(name: str):
     model, passed = made(name)
-    assert_edited(model, passed, EDITS, HAND)
+    assert_edited(model, passed, *for_family(name, EDITS, HAND))
 
 
 def cross(path: str, layer: int) -> bool:

@@ -248,10 +248,6 @@ def test_a_layer_that_runs_several_times_is_recorded_each_time():
         rows = real[:, None, :, None].numpy()
         np.testing.assert_allclose(np.where(rows, seen.matrix(name)[...], 0), np.where(rows, weights, 0), atol=2e-5)
     assert "0#2" in str(seen.summary())
-    with pytest.raises(SelectionError, match="ran several times"):
-        seen.rollout(3)
-    dense = ch.rollout([seen.matrix(name) for name in seen.layers], query=3)
-    np.testing.assert_array_equal(seen.rollout(3, layers=seen.layers), dense)
 
 
 def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):

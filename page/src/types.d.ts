@@ -74,7 +74,7 @@ interface WhatIf {
   values: Record<string, number>; // numbers of the chosen head by "q row column", likewise k and v
 }
 
-/** Places in the document; query −1: the last, key −1: the one with the query's largest weight. */
+/** Places in the document; query −1: the last that is no padding, key −1: the one with the query's largest weight. */
 type Chosen = { run: number; layer: number; head: number; query: number; key: number };
 /** The chosen place and what is supposed, shared by all rooms of the page. */
 interface Place {

@@ -13,7 +13,7 @@ import { frameOf, refresh } from "./mapbox.js";
 import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
 import { lookAt, onPage, shownUnder } from "./shown.js";
-import { LEVELS } from "./source.js";
+import { LEVELS, lastQuery } from "./source.js";
 import { under } from "./supposing.js";
 import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
@@ -101,8 +101,8 @@ async function receive(look) {
 
 /** @param {Look} look */
 async function goTo(look) {
-  const { state, actual: head, queries, keys } = look;
-  if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
+  const { page, state, actual: head, queries, keys } = look;
+  if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
   if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
 }

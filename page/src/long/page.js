@@ -7,7 +7,7 @@ import { grid, headsOf, nameOfHead, PICTURES, showChosen } from "./grid.js";
 import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
-import { headAt } from "./source.js";
+import { headAt, lastQuery } from "./source.js";
 import { thumbnails } from "./thumbnails.js";
 
 export const newState = () => ({
@@ -22,7 +22,7 @@ export const newState = () => ({
   fixed: false, // colours from 0 to 1
   words: false,
   display: false, // the further controls are open
-  query: -1, // tokens; −1: the last
+  query: -1, // tokens; −1: the last that is no padding
   key: -1, // −1: the one with the query's largest weight
   pinned: false,
   quiet: false, // the page's address stays as it is until the reader acts on the map
@@ -150,7 +150,7 @@ async function openHead(room) {
   const head = await headAt(page, state.address).catch(failed);
   const other = state.other && (await headAt(page, state.other).catch(failed));
   if (request !== latest || !head) return;
-  if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
+  if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   if (state.key >= head.m) state.key = -1;
   const { answer, dive } = room;
   const actions = {

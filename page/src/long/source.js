@@ -34,6 +34,15 @@ export const areAlike = (page, head, layer, place) =>
   layer.keys === head.m &&
   Boolean((head.exact && isExact(page, layer, place)) || (head.small.most && layer.pixels));
 
+/** The query at which a head opens: the last that is no padding. @param {Page} page @param {Head} head */
+export function lastQuery(page, { address, layer, n }) {
+  const pads = new Set(page.header.runs[address.run].pads);
+  const offset = layer.cross ? 0 : layer.rules.query_offset[0];
+  let query = n - 1;
+  while (query > 0 && pads.has(query + offset)) query -= 1;
+  return query;
+}
+
 /** @param {Page} page @param {Address} address */
 export async function openHead(page, { run, layer: place, head: position }) {
   const layer = page.header.runs[run].layers[place];

@@ -6,7 +6,7 @@ outputs act on what attention returns. So an edited call costs what attention co
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from clearhead.errors import ClearheadError, RuleError, SelectionError
 from clearhead.ops.attention import attention
 from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import SpanTerm, by_softcap, combined
-from clearhead.watching.places import Place, Text, find
+from clearhead.ops.span_terms import SpanTerm, combined
+from clearhead.watching.places import Place, Positions, Text, find
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
@@ -31,13 +31,13 @@ Rules = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class EditedCall:
-    """A call of attention after edits. `whole_rules()` and q, k make the matrix of its weights."""
+    """A call of attention, edited or not yet. `whole_rules()` and q, k make the matrix of its weights."""
 
     q: Any  # (batch, heads, queries, d_k)
     k: Any  # (batch, kv_heads, keys, d_k)
     v: Any  # (batch, kv_heads, keys, d_v)
-    rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
-    terms: tuple[SpanTerm, ...]
+    rules: Rules  # without spans
+    terms: tuple[SpanTerm, ...] = ()
     afterwards: tuple[Callable[[Any], Any], ...] = ()
 
     def whole_rules(self) -> Rules:
@@ -53,33 +53,31 @@ class EditedCall:
 
     def output(self) -> Any:
         """The edited output, (batch, heads, queries, d_v)."""
-        return self.finish(
-            by_softcap(lambda q, k, v, rules: attention(q, k, v, **rules), self.q, self.k, self.v, self.whole_rules())
-        )
+        return self.finish(attention(self.q, self.k, self.v, **self.whole_rules()))
 
 
-def edited(
-    q: Any, k: Any, v: Any, rules: Mapping[str, Any], acting: Sequence[tuple[Edit, Heads]], place: Place
-) -> EditedCall:
+OneCall = TypeVar("OneCall", bound=EditedCall)
+
+
+def edited(call: OneCall, acting: Sequence[tuple[Edit, Heads]], place: Place) -> OneCall:
     """One call of attention with edits, in the order given.
 
-    q        (batch, heads, queries, d_k), a NumPy array or a tensor; k and v (batch, kv_heads, keys, d_k or d_v)
-    rules    those of the call, as `ch.attention` takes them; bias and mask with 4 axes
+    call     its arrays are NumPy's or tensors, its rules as `ch.attention` takes them; bias and mask with 4 axes
     acting   the edits of this layer, each with the heads that it changes, as `acting_in` gives them; None is all
     place    where in the run this call is
 
     Edits of weights act in the order given, then those of values, then those of outputs. The result's `output()` is the
-    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Where q has 3
-    axes, give q[None]: the rules fit both. Raises SelectionError for a head, position or word that there is not,
-    ShapeError where another run's lengths differ, RuleError where its rules do. Time O(queries + keys) and what
-    attention takes; two more passes for each cut with rest="first".
+    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Raises
+    SelectionError for a head, position or word that there is not, ShapeError where another run's lengths differ,
+    RuleError where its rules do. Time O(queries + keys) and what attention takes; two more passes for each cut with
+    rest="first".
     """
-    plain = dict(rules)
+    plain = dict(call.rules)
     spans = plain.pop("spans", None)
-    call = EditedCall(q, k, v, plain, () if spans is None else (SpanTerm.of(spans),))
+    call = call if spans is None else replace(call, rules=plain, terms=(*call.terms, SpanTerm.of(spans)))
     for edit, heads in acting:
-        if heads is not None and max(heads) >= q.shape[1]:
-            what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
+        if heads is not None and max(heads) >= call.q.shape[1]:
+            what = f"there is no head {max(heads)} in layer {place.layer}, which has {call.q.shape[1]}."
             raise SelectionError(f"{edit}: {what}")
         try:
             call = _APPLY[edit.kind](call, edit, heads, place)
@@ -112,13 +110,13 @@ def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], 
                 raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
 
 
-def check_places(edit: Edit, queries: Text, keys: Text) -> None:
-    """Raise SelectionError where an edit names a position or a word that these texts have not."""
-    for name, text in (("queries", queries), ("keys", keys)):
-        try:
-            find(name, getattr(edit, name), text)
-        except ClearheadError as error:
-            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+def check_places(edit: Edit, queries: Text, keys: Text) -> dict[str, Positions]:
+    """The positions of what an edit names. Raises SelectionError for a position or a word that these texts have not."""
+    sides = {"queries": (edit.queries, queries), "keys": (edit.keys, keys)}
+    try:
+        return {name: find(name, value, text) for name, (value, text) in sides.items() if value is not None}
+    except ClearheadError as error:
+        raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
 def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
@@ -129,17 +127,16 @@ def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
     made: list[Edit] = []
     for edit in edits:
         try:
-            check_places(edit, text, text)
+            found = check_places(edit, text, text)
         except SelectionError as error:  # of a position it would say how to wait for a generated token
             hint = f"positions are 0 to {text.length - 1}." if "position" in error.what else error.hint
             raise SelectionError(error.what, hint) from None
-        words = {name: value for name in ("queries", "keys") if (value := getattr(edit, name)) is not None}
-        places = {name: find(name, value, text).members(range(text.length))[0] for name, value in words.items()}
-        empty = next((name for name, members in places.items() if not members.any()), None)
+        places = {name: np.flatnonzero(x.members(range(text.length))[0]) for name, x in found.items()}
+        empty = next((name for name, members in places.items() if not len(members)), None)
         if empty:
             raise SelectionError(f"{edit}: its {empty} are none of the text's {text.length} tokens.")
-        positions = {name: tuple(np.flatnonzero(members).tolist()) for name, members in places.items()}
-        made.append(replace(edit, **cast("Any", positions)))
+        positions: Any = {name: tuple(members.tolist()) for name, members in places.items()}
+        made.append(replace(edit, **positions))
     return tuple(made)
 
 
@@ -188,7 +185,7 @@ def _meet(problem: Problem, batch: int, head: int, queries: Array, keys: Array) 
     return False
 
 
-def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _cut(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     """-inf added to these logits; where the weights move, it is by ch.cut's formulas, from log-sum-exps."""
     if edit.rest is None:
         return _added(call, edit, heads, place)
@@ -213,7 +210,7 @@ def _cut(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall
     return replace(call, terms=(*call.terms, term))
 
 
-def _added(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _added(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     """A number added to the logits of these queries and keys: -inf cuts."""
     queries, keys = _labels(edit, place)
     amount = edit.by if edit.kind == "boost" else -np.inf
@@ -229,29 +226,20 @@ def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> St
     rules = {name: value for name, value in call.rules.items() if name != "sinks"}
     rules["spans"] = combined((*call.terms, term))
 
-    def pair(q: Any, k: Any, _: Any, capped: Any) -> Any:
-        return namespace(q).stack(AttentionMatrix(q, k, **capped).observe(logsumexp=True).state, -1)
-
-    both = by_softcap(pair, call.q, call.k, None, rules)
-    return State(both[..., 0], both[..., 1])
+    state = AttentionMatrix(call.q, call.k, **rules).observe(logsumexp=True).state
+    assert state is not None
+    return state
 
 
-def _tempered(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
-    """Every logit, the sink's too, over t; the heads that are not tempered keep a softcap of their own."""
-    count = call.q.shape[1]
-    t = np.ones(count)
+def _tempered(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
+    """Every logit, the sink's too, over t."""
+    t = np.ones(call.q.shape[1])
     t[slice(None) if heads is None else list(heads)] = edit.t
-    others = {name: value for name, value in call.rules.items() if name != "softcap"}
-    rules: Rules = dict(divided(cast("RuleNames", others), t, call.q))
-    if call.rules.get("softcap") is not None:
-        caps = otherrun.spread(call.rules["softcap"], count)
-        made = tuple(float(cap) / float(factor) for cap, factor in zip(caps, t, strict=True))
-        rules["softcap"] = made[0] if len(set(made)) == 1 else made
-    terms = tuple(term.times(1 / t) for term in call.terms)
-    return replace(call, rules=rules, terms=terms)
+    rules: Rules = dict(divided(cast("RuleNames", call.rules), t, call.q))
+    return replace(call, rules=rules, terms=tuple(term.times(1 / t) for term in call.terms))
 
 
-def _off(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
+def _off(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
     number = len(call.afterwards)
 
     def change(output: Any) -> Any:
@@ -284,7 +272,7 @@ def _wide(x: Any) -> Any:
     return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
 
 
-def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
+def _scaled(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:
@@ -293,27 +281,20 @@ def _scaled(call: EditedCall, edit: Edit, heads: Heads, _: Place) -> EditedCall:
     return replace(call, afterwards=(*call.afterwards, change))
 
 
-def _like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    run = otherrun.of(edit, heads, place, call.q.shape[1])
-    q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
-    v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
-    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms)
+def _of_run(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
+    part = otherrun.of(edit, heads, place, call.q.shape[1])
+    made: OneCall = (otherrun.like if edit.kind == "like" else otherrun.values_like)(part, call)
+    return made
 
 
-def _values_like(call: EditedCall, edit: Edit, heads: Heads, place: Place) -> EditedCall:
-    v = otherrun.values(otherrun.of(edit, heads, place, call.q.shape[1]), call.v, call.q.shape[1])
-    k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
-    return replace(call, k=k, v=v)
-
-
-_APPLY: dict[str, Callable[[EditedCall, Edit, Heads, Place], EditedCall]] = {
+_APPLY: dict[str, Callable[[Any, Edit, Heads, Place], Any]] = {
     "cut": _cut,
     "boost": _added,
     "tempered": _tempered,
     "off": _off,
     "scaled": _scaled,
-    "like": _like,
-    "values_like": _values_like,
+    "like": _of_run,
+    "values_like": _of_run,
 }
 
 

@@ -32,10 +32,10 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     Raises, before the model runs: SelectionError for a layer or head that there is not; RuleError for another run
     without what is needed, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError
     for what is no edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the
-    first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times;
-    ShapeError for another run of other lengths. In its layer: RuleError for another run with other padding. When the
-    block ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it
-    does not go through the interface.
+    first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times.
+    In its layer: ShapeError for another run of other lengths, RuleError for one with other padding. When the block
+    ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it does not
+    go through the interface.
 
     Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
     for each layer. Layers that no edit names run as before.

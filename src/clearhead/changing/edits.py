@@ -131,7 +131,7 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
 def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
     """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
 
-    t               a number above 0
+    t               a number above 0; the heads of a layer with a softcap have one t
     layers, heads   as in `cut`
 
     Returns the edit, for `ch.change`. Raises RuleError for another value of t, and what `cut` raises.

@@ -19,7 +19,6 @@ from clearhead.core.torch_state import ungraphed
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.ops.span_terms import SpanTerm, host
 from clearhead.watching.layer import Layer
-from clearhead.watching.naming import ModulePath
 from clearhead.watching.places import Place
 
 Rules = dict[str, Any]
@@ -46,18 +45,14 @@ class OtherPart:
 def of(edit: Edit, heads: Sequence[int] | None, place: Place, count: int) -> OtherPart:
     """The other run's part for this call, which has so many heads, checked.
 
-    Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
-    the lengths differ.
+    Raises SelectionError where it has not this layer or its heads, RuleError where some of its keys are an encoder's,
+    ShapeError where the lengths differ.
     """
     if place.layer not in edit.seen.parts:
         raise SelectionError(f"the other run has no layer {place.layer}.", f"it has {', '.join(edit.seen.layers)}.")
     layer = edit.seen.layer(place.layer)
     if layer.other_keys:
         raise RuleError(f"layer {place.layer} is merged attention, whose last keys are an encoder's.")
-    if layer.q is None:
-        raise RuleError(f"the other run kept no queries and keys of layer {place.layer}.", "ch.watch(…, keep=True)")
-    if layer.v is None and edit.kind == "values_like":
-        raise RuleError(f"the other run kept no values of layer {place.layer}.", "ch.watch(…, values=True)")
     wanted = list(range(count)) if heads is None else list(heads)
     _check_heads(layer, wanted)
     start = _start(layer, place.queries, place.keys, continues=place.continues)
@@ -96,18 +91,6 @@ def _check_heads(layer: Layer, wanted: Sequence[int], who: str = "") -> None:
             raise SelectionError(f"{who}the other run kept no head {head} of layer {layer.name}: kept are {kept}.")
 
 
-def check_lengths(edit: Edit, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
-    """Raise ShapeError where a layer that an edit needs, of this kind, has other lengths in the other run."""
-    for name in edit.seen.layers:
-        layer, path = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
-        alike = path._replace(numbers=kind.numbers) == kind and layer.call == 1
-        if alike and edit.acts_in(name, {name, layer.path, *path.numbers[:1]}):
-            try:
-                _start(layer, queries, keys, continues=continues)
-            except ShapeError as error:
-                raise ShapeError(f"{edit}: {error.what}", error.hint) from None
-
-
 def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int:
     """The place of the first query among those of the other run's layer. Raises ShapeError where lengths differ."""
     seen = layer.observation
@@ -128,37 +111,38 @@ def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int
     return start
 
 
-def weights(
-    part: OtherPart, q: Any, k: Any, rules: Mapping[str, Any], terms: Sequence[SpanTerm]
-) -> tuple[Any, Any, Rules, tuple[SpanTerm, ...]]:
-    """q, k, rules and terms of the call, those of some heads or all replaced by the other run's."""
+def like(part: OtherPart, call: Any) -> Any:
+    """The call (an EditedCall), its q, k, rules and terms of some heads or all replaced by the other run's."""
     other_q, other_k, other, *_ = part.call.as_given(None)
-    other_q, other_k = _near(other_q, q, "q", QUERY), _near(other_k, k, "k", KEY)
-    _check_same_keys(part, rules, (*q.shape[:3], k.shape[2]))
-    made = _with_rules(part, rules, other, q)
-    new: tuple[SpanTerm, ...] = ()
+    other_q, other_k = _near(other_q, call.q, "q", QUERY), _near(other_k, call.k, "k", KEY)
+    heads = call.q.shape[1]
+    _check_same_keys(part, call.rules, (*call.q.shape[:3], call.k.shape[2]))
+    rules, terms = _with_rules(part, call.rules, other, call.q), []
     if other.get("spans") is not None:  # a term of these heads becomes one of all heads, which adds nothing to others
         term = SpanTerm.of(other["spans"])
         table = host(term.table)
-        whole = np.zeros((table.shape[0], q.shape[1], *table.shape[2:]), table.dtype)
+        whole = np.zeros((table.shape[0], heads, *table.shape[2:]), table.dtype)
         whole[:, part.heads] = table
-        new = (replace(term, table=whole),)
+        terms.append(replace(term, table=whole))
     if part.whole:
-        return other_q, other_k, made, new
+        v = call.v if other_k.shape[1] == call.v.shape[1] else for_each_head(call.v, heads)
+        return replace(call, q=other_q, k=other_k, v=v, rules=rules, terms=tuple(terms))
     kept = []
-    for term in terms:  # which add nothing to the heads of the other run
-        of_each = namespace(term.table).broadcast_to(
-            term.table, (term.table.shape[0], q.shape[1], *term.table.shape[2:])
-        )
+    for term in call.terms:  # which add nothing to the heads of the other run
+        sizes = (term.table.shape[0], heads, *term.table.shape[2:])
+        of_each = namespace(term.table).broadcast_to(term.table, sizes)
         kept.append(replace(term, table=_replaced(of_each, part.heads, 0.0)))
-    q = _replaced(q, part.heads, other_q)
-    return q, _replaced(for_each_head(k, q.shape[1]), part.heads, other_k), made, (*kept, *new)
+    q, k = _replaced(call.q, part.heads, other_q), _replaced(for_each_head(call.k, heads), part.heads, other_k)
+    return replace(call, q=q, k=k, v=for_each_head(call.v, heads), rules=rules, terms=(*kept, *terms))
 
 
-def values(part: OtherPart, v: Any, heads: int) -> Any:
-    """The call's values, those of some heads or all replaced by the other run's; one for each query head then."""
-    other = _near(part.call.restore(cast("Array", part.call.v)), v, "v", VALUE)
-    return other if part.whole else _replaced(for_each_head(v, heads), part.heads, other)
+def values_like(part: OtherPart, call: Any) -> Any:
+    """The call (an EditedCall), its values of some heads or all replaced by the other run's."""
+    other = _near(part.call.restore(cast("Array", part.call.v)), call.v, "v", VALUE)
+    heads = call.q.shape[1]
+    v = other if part.whole else _replaced(for_each_head(call.v, heads), part.heads, other)
+    k = call.k if v.shape[1] == call.k.shape[1] else for_each_head(call.k, heads)
+    return replace(call, k=k, v=v)
 
 
 def for_each_head(x: Any, heads: int) -> Any:
@@ -200,10 +184,10 @@ def _with_rules(part: OtherPart, rules: Mapping[str, Any], other: Mapping[str, A
         if np.ndim(ours) or (host(theirs) != ours).any():
             made[name] = _mixed(ours, theirs, part.heads, count)
     if rules.get("softcap") != other.get("softcap"):
-        caps = spread(rules.get("softcap"), count)
-        for head in part.heads:
-            caps[head] = other.get("softcap")
-        made["softcap"] = caps[0] if len(set(caps)) == 1 else tuple(caps)
+        if not part.whole:
+            what = f"layer {part.layer} has another softcap in the other run, and all its heads have one."
+            raise RuleError(what, "take all heads of the layer.")
+        made["softcap"] = other.get("softcap")
     if rules.get("bias") is None and other.get("bias") is None:
         return made
     ours, theirs = (
@@ -212,12 +196,6 @@ def _with_rules(part: OtherPart, rules: Mapping[str, Any], other: Mapping[str, A
     sizes = part.call.problem.queries, part.call.problem.keys
     whole = namespace(q).broadcast_to(ours, (*q.shape[:2], *sizes))
     return made | {"bias": theirs if part.whole else _replaced(whole, part.heads, theirs)}
-
-
-def spread(x: Any, count: int) -> list[Any]:
-    """One number for each head, from one number, one for all in a list, or one for each."""
-    values = list(x) if isinstance(x, tuple | list | np.ndarray) else [x]
-    return values * count if len(values) == 1 else values
 
 
 def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:

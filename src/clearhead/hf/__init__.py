@@ -6,12 +6,11 @@
     model.set_attn_implementation("clearhead")  # a model that there is already
 
 Every model that `ch.watch` takes runs so: forward, training (dropout, gradient checkpointing), `torch.compile`,
-`generate` with any cache, batches with padding, and on a CPU continuous batching (`model.generate_batch`). Outputs are
-those of eager attention but for rounding; queries that see only padding get 0, where eager attention takes the mean of
-everything. Time is O(queries·keys·d_k) for each head and blocks that a mask forbids cost nothing: Transformers' masks
-(causal, sliding windows, chunks, padding, packed sequences) stay rules, and no mask is stored. Compiled models and
-static caches get Transformers' own masks, where they need any. Memory is O(queries + keys); dropout stores a byte for
-each weight.
+`generate` with any cache, and batches with padding. Outputs are those of eager attention but for rounding; queries that
+see only padding get 0, where eager attention takes the mean of everything. Time is O(queries·keys·d_k) for each head
+and blocks that a mask forbids cost nothing: Transformers' masks (causal, sliding windows, chunks, padding, packed
+sequences) stay rules, and no mask is stored. Compiled models and static caches get Transformers' own masks, where they
+need any. Memory is O(queries + keys); dropout stores a byte for each weight.
 
 Raises MissingExtraError without PyTorch and Transformers; a model raises RuleError where it wants its weights returned
 (`output_attentions=True`: use `ch.watch`), or chooses its keys itself (sparse attention).
@@ -25,7 +24,7 @@ torch.Size([1, 5])
 """
 
 # Everything that touches Transformers:
-# attending   the attention function that Transformers calls; packed: in batches without padding
+# attending   the attention function that Transformers calls
 # masks       Transformers' masks as rules
 # passes      sets the model's attention to ours and back; which layer is running, for which time
 # watching    ch.watch: recording keeps one layer while it runs, derivatives what backward passes bring to it

@@ -1,9 +1,8 @@
 """The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,8 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, Atte
 from transformers import masking_utils as theirs
 
 from clearhead.errors import ClearheadError, RuleError
-from clearhead.hf.call import AttentionCall, check_mask, output, read
-from clearhead.hf.masks import MaskPattern, RuledMask, keep_rules
-from clearhead.hf.packed import PACKING, PAGED, attend_packed, is_packed, serve_batching
-from clearhead.hf.recording import Recording
+from clearhead.hf.call import check_mask, output, read
+from clearhead.hf.masks import RuledMask, keep_rules
 from clearhead.ops.attention import attention
 
 NAME = "clearhead"
@@ -23,46 +20,18 @@ cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_leng
 output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
 """
 HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
-_PLAIN = HARMLESS - {"cu_seq_lens_k", "cu_seq_lens_q"}
 _NUMBER = (float, type(None))
 
-Finish = Callable[[Tensor], Tensor]
-
-
-class Change(NamedTuple):
-    """What `ch.change` says of one call: the layer's name, and what gives the call after its edits.
-
-    edit    with the call comes what is done with its output, or None
-    """
-
-    name: str
-    edit: Callable[[AttentionCall], tuple[AttentionCall, Finish | None]]
-
-
-class Watch(NamedTuple):
-    """What `ch.watch` says of one call.
-
-    recording   None where the layer was not chosen, or is computed again for a backward pass
-    again       the output of a call that is computed again, in a graph that brings its derivative; None: as it is
-    requests    of a call that holds many requests, the recording of each and the position of its first query
-    """
-
-    recording: Recording | None = None
-    again: Callable[[AttentionCall, Tensor], Tensor] | None = None
-    requests: Sequence[tuple[Recording, int]] = ()
-
-
-watchers: dict[nn.Module, Callable[[nn.Module], Watch]] = {}  # by attention module, while it is watched
-changers: dict[nn.Module, Callable[[nn.Module], Change]] = {}  # while it is changed
+# The blocks of ch.watch and ch.change that a module is in, each a `hf.passes.Passes`, which names the module's calls.
+watchers: dict[nn.Module, Any] = {}
+changers: dict[nn.Module, Any] = {}
 eager: set[nn.Module] = set()  # watched or changed modules whose attention was eager before
 
 
 def register() -> None:
-    """Register attention and masks with Transformers under our names; without the latter it would make no masks."""
-    for name in (NAME, PAGED):
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, make_mask)
-    serve_batching(NAME)
+    """Register attention and masks with Transformers under our name; without the latter it would make no masks."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, make_mask)
 
 
 def make_mask(**options: Any) -> Tensor | None:
@@ -118,9 +87,8 @@ def attend(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     named_scores = (("scale", scaling), ("softcap", softcap), ("sinks", s_aux))
     scores = {name: x for name, x in named_scores if x is not None}
-    traced = torch.compiler.is_compiling() and not isinstance(attention_mask, RuledMask)
-    if traced and more.get("cache") is None:
-        _check(more, HARMLESS)
+    if torch.compiler.is_compiling() and not isinstance(attention_mask, RuledMask):
+        _check(more)
         check_mask(attention_mask, (*query.shape[:3], key.shape[2]))
         result = _attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
     else:
@@ -161,50 +129,21 @@ def _attend(
     module: nn.Module, arrays: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None, dropout: float,
     scores: dict[str, Any], more: dict[str, Any], *, causal: bool,
 ) -> Tensor:  # fmt: skip
-    """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
-    watch = watchers[module](module) if module in watchers else Watch()
-    change = changers[module](module) if module in changers else None
-    recording, named = watch.recording, watch.recording or change
-    where = type(module).__name__ if named is None else f"layer {named.name}"
+    """The output (batch, heads, queries, d_v), outside compilers; edited and observed where a block asks for it."""
+    changing, watching = changers.get(module), watchers.get(module)
+    layers = [block.layer_of(module) for block in (changing, watching) if block is not None]
+    where = f"layer {layers[0].name}" if layers else type(module).__name__
     try:
-        if is_packed(module, more):
-            _check(more, HARMLESS | PACKING)
-            if named is not None:
-                raise RuleError(
-                    "this call packs many requests into one row, and they have no names.",
-                    "model.generate_batch(…), or model.generate(…)",
-                )
-            each = partial(_of_request, watch.requests, scores, more.get("sliding_window"), causal=causal)
-            return attend_packed(module, *arrays, scores, more, causal=causal, each=each if watch.requests else None)
-        _check(more, HARMLESS)
+        _check(more)
         causal = causal and module not in eager  # there no mask means that every query sees every key
-        call, finish = read(*arrays, mask, bias, causal=causal, scores=scores), None
-        if change is not None:
-            call, finish = change.edit(call)
-        if recording is not None:
-            result = recording.attend(call, dropout)
-        else:
-            result = call.output(dropout)
-            result = result if watch.again is None else watch.again(call, result)
-        return result if finish is None else finish(result)
+        call = read(*arrays, mask, bias, causal=causal, scores=scores)
+        if changing is not None:
+            call = changing.edited(layers[0], call)
+        result = call.attended(dropout) if watching is None else watching.attended(layers[-1], call, dropout)
+        output: Tensor = call.finish(result)
+        return output
     except ClearheadError as error:
-        raised = type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint)
-        for one, _ in watch.requests:
-            one.failed = raised  # Transformers' thread only logs it
-        raise raised from error
-
-
-def _of_request(
-    requests: Sequence[tuple[Recording, int]], scores: dict[str, Any], window: int | None, number: int, q: Tensor,
-    k: Tensor, v: Tensor, *, causal: bool,
-) -> Tensor:  # fmt: skip
-    """The output of one request among many, observed."""
-    recording, first = requests[number]
-    after = first + q.shape[2]
-    pattern = MaskPattern(causal=causal, left=None if window is None else window - 1)
-    return recording.attend(
-        AttentionCall(q, k, v, pattern, range(first, after), range(after - k.shape[2], after), scores)
-    )
+        raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
 
 
 def _known(
@@ -219,21 +158,21 @@ def _known(
     if known is None or known[0] != asked:
         (batch, _, n, m), (row, col) = mask.sizes, mask.start
         known, sizes = (asked, None), (query.shape[0], query.shape[2], key.shape[2])
-        if (batch, n, m) == sizes and not mask.has_room and _PLAIN.issuperset(more):
+        if (batch, n, m) == sizes and not mask.has_room and HARMLESS.issuperset(more):
             rules = mask.pattern.rules(range(row, row + n), range(col, col + m - mask.pattern.others))
             known = asked, {"scale": scale, "softcap": softcap, **rules}
         mask.known = known
     return known[1] if mask.untouched else None
 
 
-def _check(more: dict[str, Any], known: frozenset[str]) -> None:
+def _check(more: dict[str, Any]) -> None:
     """Refuse arguments that may change the scores: none is dropped silently."""
     if more.pop("output_attentions", None):
         raise RuleError(
             "output_attentions=True asks for all weights, and they are never stored here.",
             "leave it out, inside `with ch.watch(model) as seen:`; then seen.matrix(layer)[...] gives any weight.",
         )
-    unknown = [name for name, value in more.items() if value is not None and name not in known]
+    unknown = [name for name, value in more.items() if value is not None and name not in HARMLESS]
     if "indices" in unknown:
         raise RuleError(
             "the model chooses by itself which keys each query attends to (sparse attention with `indices`), and no "

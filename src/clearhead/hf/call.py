@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.changing.applying import EditedCall
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.core.torch_state import graphed
@@ -14,54 +15,49 @@ from clearhead.hf.masks import MaskPattern, RuleDict, RuledMask, from_tensor
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import SpanTerm, by_softcap, check_one_matrix, combined
 from clearhead.torch import dropped
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """One call's q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and their positions.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionCall(EditedCall):
+    """One call that a model makes: an EditedCall, with the mask's pattern and the positions in the sequence.
 
     In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
     pattern: MaskPattern
     queries: range  # positions in the sequence
     keys: range  # those of the sequence
-    scores: RuleDict  # scale, softcap, sinks
-    terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
-    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
+    edits: tuple[Any, ...] = ()  # those of ch.change that act in this layer
+
+    @property
+    def scores(self) -> RuleDict:
+        """The rules that the model gives beside its mask: scale, softcap, sinks."""
+        return {name: self.rules[name] for name in ("scale", "softcap", "sinks") if name in self.rules}
 
     def moved(self, start: int) -> "AttentionCall":
         """The same call, its first query at another position: cross-attention's masks do not say which."""
-        return replace(self, queries=range(start, start + len(self.queries)))
+        if start == self.queries.start:
+            return self
+        queries = range(start, start + len(self.queries))
+        return replace(self, queries=queries, rules=self.rules | {"query_offset": start - self.keys.start})
 
-    def rules(self) -> RuleDict:
-        rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
-        return rules if spans is None else {**rules, "spans": spans}
-
-    def output(self, dropout: float = 0.0) -> Tensor:
-        """The output, (batch, heads, queries, d_v)."""
-        return by_softcap(
-            lambda q, k, v, capped: output(q, k, v, dropout, capped), self.q, self.k, self.v, self.rules()
-        )
+    def attended(self, dropout: float = 0.0) -> Tensor:
+        """What attention gives, (batch, heads, queries, d_v), before `finish`."""
+        return output(self.q, self.k, self.v, dropout, self.whole_rules())
 
     def observed(self, asked: dict[str, Any], dropout: float = 0.0) -> tuple[Tensor, Observation]:
-        """The output and what was asked for; with a graph or dropout, they are computed separately.
+        """What attention gives, and what was asked for; with a graph or dropout, they are computed separately.
 
         The log-sum-exp alone comes with the graph, which needs it too. Dropout acts on the output as in the model; the
         weights are observed before dropout.
         """
-        rules = self.rules()
-        check_one_matrix(rules)
+        rules = self.whole_rules()
         only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
         if dropout or (graphed(self.q, self.k, self.v, *flat(rules).values()) and not only_logsumexp):
             with torch.no_grad():
                 seen = AttentionMatrix(self.q, self.k, **rules).observe(**asked)
-            return self.output(dropout), seen
+            return self.attended(dropout), seen
         seen = AttentionMatrix(self.q, self.k, **rules).observe(self.v, **asked)
         state = {"largest": seen.largest.detach(), "log_sum": seen.log_sum.detach()}
         return seen.output, replace(seen, output=None, **state)
@@ -92,7 +88,9 @@ def read(
     if bias is not None:
         bias = bias[..., : m + pattern.others]
         pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
-    return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), scores)
+    queries, keys = range(row, row + n), range(col, col + m)
+    rules = scores | pattern.rules(queries, keys)
+    return AttentionCall(query, key, value, rules, (), pattern=pattern, queries=queries, keys=keys)
 
 
 def _without(x: Tensor, start: int, stop: int, axis: int) -> Tensor:

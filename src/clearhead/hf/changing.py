@@ -13,9 +13,8 @@ from clearhead.changing.applying import acting_in, acts, check_layers, check_pla
 from clearhead.changing.edits import Edit, cut
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending
-from clearhead.hf.attending import Change, Finish
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.passes import Passes, mixes_tokens
+from clearhead.hf.passes import Passes, in_backward, mixes_tokens
 from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
 from clearhead.watching.naming import LayerCall, ModulePath, text_of
 from clearhead.watching.pieces import pieces_of
@@ -67,25 +66,23 @@ class _Changing(Passes):
             if edit.seen is not None:
                 otherrun.check_kept(edit, self.modules.values())
 
-    def attention(self, module: Any) -> Change:
-        """What to do with this call of an attention module."""
-        again = self.in_backward(module)
-        layer = self.place(module) if again else self.call_of(module)
-        if again and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
+    def layer_of(self, module: Any) -> LayerCall:
+        """Count and name a call of this attention module. Raises RuleError where which call it is decides."""
+        if in_backward() and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
             raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
-        return Change(layer.name, lambda call: self._edit(layer, call))
+        return super().layer_of(module)
 
-    def _edit(self, layer: LayerCall, call: AttentionCall) -> tuple[AttentionCall, Finish | None]:
-        """The call after the edits of its layer, and what is done with its output."""
+    def edited(self, layer: LayerCall, call: AttentionCall) -> AttentionCall:
+        """The call after the edits of its layer."""
         if layer.cross:
             call = call.moved(self.texts.start(layer.path, len(call.queries)))
         sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
-        self._check_sequences(layer, call, sequence.text, key_text)
+        self._check_places(layer, sequence.text, key_text)
         if layer not in self.acting:
             self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
         acting = self.acting[layer]
         if not acting:
-            return call, None
+            return call
         if call.pattern.others:
             raise RuleError(
                 "merged attention has an encoder's keys behind the sequence's own, and no edit names those."
@@ -97,34 +94,22 @@ class _Changing(Passes):
         there = call.pattern.real(call.queries, call.keys) if off else None
         real = None if there is None else there.cpu().numpy()
         place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
-        rules, shape = call.rules(), (*call.q.shape[:3], call.k.shape[2])
-        result = edited(call.q, call.k, call.v, rules, acting, place)
+        result = edited(call, acting, place)
         waiting = [(edit, heads) for edit, heads in acting if id(edit) not in self.acted]
-        self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, rules, place)}
-        scores: dict[str, Any] = {
-            name: result.rules[name] for name in ("scale", "softcap", "sinks") if name in result.rules
-        }
-        pattern = replace(call.pattern, bias=result.rules.get("bias"))
-        arrays = {"q": result.q, "k": result.k, "v": result.v}
-        changed = replace(call, **arrays, pattern=pattern, scores=scores, terms=result.terms, edits=self.edits)
-        return changed, result.finish if result.afterwards else None
+        shape = (*call.q.shape[:3], call.k.shape[2])
+        self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, call.rules, place)}
+        return replace(result, edits=self.edits)
 
-    def _check_sequences(self, layer: LayerCall, call: AttentionCall, queries: Text, keys: Text) -> None:
-        """Raise for an edit of any layer with these texts: positions and words, lengths of other runs."""
+    def _check_places(self, layer: LayerCall, queries: Text, keys: Text) -> None:
+        """Raise SelectionError where an edit of a layer with these texts names what they have not."""
         if (queries, keys) in self.checked:
             return
-        kind = ModulePath.of(layer.path)
-        alike = [
-            choices
-            for module, choices in self.modules.items()
-            if ModulePath.of(self.paths[module])._replace(numbers=kind.numbers) == kind
-        ]
+        self.checked.add((queries, keys))
+        kinds = {module: ModulePath.of(path)._replace(numbers=()) for module, path in self.paths.items()}
+        alike = [choices for module, choices in self.modules.items() if kinds[module] == kinds[layer.module]]
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
-            if edit.seen is not None and layer.number == 1:
-                otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
-        self.checked.add((queries, keys))
 
     def begin_pass(self, named: Mapping[str, Any]) -> None:
         """Note that texts may begin; with a cache, another pass may follow."""
@@ -135,11 +120,6 @@ class _Changing(Passes):
     def take_tokens(self, ids: Any, source: Any) -> None:
         """Tell the texts."""
         self.texts.take_tokens(ids, source)
-
-    def begin_batches(self, manager: Any, model: Any) -> None:  # noqa: ARG002
-        """Refuse continuous batching."""
-        if model in self.paths:
-            raise RuleError("continuous batching has many requests, and edits are of one.", "model.generate(…)")
 
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
-from clearhead.hf import attending, packed
+from clearhead.hf import attending
 from clearhead.hf.attending import NAME, register
 from clearhead.watching.naming import LayerCall, LayerNames, ModulePath
 
@@ -123,9 +123,8 @@ class Passes:
             raise RuleError(*self.already)
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
-        self.by_path = {path: module for module, path in self.paths.items()}
         self.root = _root(self.paths)
-        self.names = LayerNames(map(self.inner, self.paths.values()), self._children)
+        self.names = LayerNames(map(self.inner, self.paths.values()))
         self.entered = False
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -134,30 +133,20 @@ class Passes:
         self._calls: Counter[Any] = Counter()  # how often each module attended in this pass
         self._places: dict[tuple[Any, int], LayerCall] = {}
 
-    def attention(self, module: Any) -> Any:
-        """What to do with this call of an attention module, for attending.py."""
-        raise NotImplementedError
-
     def begin_pass(self, named: Mapping[str, Any]) -> None:
         """Note that an outermost forward pass begins, with these keywords."""
 
     def take_tokens(self, ids: Ids, source: Ids) -> None:
         """Take the ids (batch, length) of a pass's sequences and of its encoder's, or None."""
 
-    def begin_batches(self, manager: Any, model: Any) -> None:
-        """Note that continuous batching of a model begins. Raises RuleError where that is refused."""
-        raise NotImplementedError
-
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Inside, every attention of the model is ours and asks `attention`; then the model is as before."""
+        """Inside, every attention of the model is ours and asks this block; then the model is as before."""
         before = switch(self.model)
         eager = {id(config) for config, implementation in before if implementation == "eager"}
         were_eager = {x for x in self.paths if id(getattr(x, "config", None)) in eager} - attending.eager
         with ExitStack() as after:
             after.callback(restore, before)
-            packed.beginning.append(self.begin_batches)
-            after.callback(packed.beginning.remove, self.begin_batches)
             after.enter_context(torch.compiler.set_stance("force_eager"))
             for module in dict.fromkeys((self.model, *models(self.model))):
                 after.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
@@ -167,18 +156,15 @@ class Passes:
             attending.eager.update(were_eager)
             after.callback(attending.eager.difference_update, were_eager)
             for module in self.model.modules():
-                self.registry[module] = self.attention
+                self.registry[module] = self
                 after.callback(self.registry.pop, module, None)
             yield
 
-    def in_backward(self, module: Any) -> bool:
-        """Is this call of a module within a backward pass, where checkpointing computes a layer again?"""
-        self.went_through.add(module)
-        return torch._C._current_graph_task_id() != -1
-
-    def call_of(self, module: Any) -> LayerCall:
+    def layer_of(self, module: Any) -> LayerCall:
         """Count and name a call of this attention module."""
         self.went_through.add(module)
+        if in_backward():
+            return self.place(module)
         if not self.running:
             self._calls.clear()
         self._calls[module] += 1
@@ -230,10 +216,6 @@ class Passes:
         while self.running and self.running.pop() is not module:
             pass
 
-    def _children(self, path: str) -> list[str]:
-        stack = self.by_path.get(self.root + path, self.by_path.get(path))
-        return [] if stack is None else [name for name, _ in stack.named_children()]
-
     def _read_tokens(self, module: Any, named: Mapping[str, Any]) -> None:
         """Hand on the ids that an outermost forward pass is called with, if any."""
         ids = _ids(named.get("input_ids"))
@@ -243,6 +225,11 @@ class Passes:
             self.take_tokens(None, ids)
         else:
             self.take_tokens(ids, None)
+
+
+def in_backward() -> bool:
+    """Is this within a backward pass, where checkpointing computes a layer again?"""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _within(path: str, outer: str) -> bool:

@@ -1,4 +1,4 @@
-"""One layer while its model runs: the observations of each call, joined along the queries at the end."""
+"""One layer while its model runs: its calls, joined along the queries at the end."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clearhead.core.axes import group_size
-from clearhead.errors import ClearheadError, RuleError, SelectionError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.hf.call import AttentionCall
-from clearhead.hf.derivatives import CallDerivative, LayerDerivative
+from clearhead.hf.derivatives import LayerDerivative
 from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.observation import Observation, among
+from clearhead.ops.observation import Observation
 from clearhead.ops.span_terms import combined, for_heads, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
@@ -24,148 +24,121 @@ AGAIN = "watch one sequence in a block, with its cache: open another `with ch.wa
 
 @dataclass(eq=False)
 class Recording:
-    """The calls of one layer in one block, and their observations."""
+    """The calls of one layer in one block. One alone is observed as it runs, several in the end, as one matrix."""
 
     layer: LayerCall
     wish: Wish
     derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
-    parts: list[Observation] = field(default_factory=list)
+    seen: Observation | None = None  # of the only call
     last_key: Tensor | None = None
-    first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
-    other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
-    other_v: Tensor | None = None
-    shared: list[int] | None = None  # the key heads of `heads`
-    failed: ClearheadError | None = None  # in continuous batching
+    others: dict[str, Tensor] = field(default_factory=dict)  # "k" and "v": (batch, kv_heads, other keys, d_k or d_v)
 
     @property
     def name(self) -> str:
         return self.layer.name
 
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
-        """The call's output, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
+        """What the call gives, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
 
-        Its observation is kept, and what belongs to it. Raises RuleError unless it continues the calls before.
+        Its arrays and rules are kept. Raises RuleError unless it continues the calls before.
         """
         if self.layer.cross:
             call = call.moved(sum(len(before.queries) for before in self.calls))
         self.check(call)
         if self.derivative is not None and dropout:
-            raise RuleError(
-                f"causes=True, and dropout ({dropout:g}) acts on the weights: what an edge did is not its weight's "
-                "doing.",
-                "model.eval(), which keeps gradients.",
-            )
-        asked = dict(self.wish.statistics)
-        if self.calls:  # the picture of several calls is made in the end
-            asked["image"] = None
-        result, seen = call.observed(asked, dropout)
-        result = result if self.derivative is None else self.derivative.follow(result, self.wish.heads)
+            what = f"causes=True, and dropout ({dropout:g}) acts on the weights: no edge did what its weight says."
+            raise RuleError(what, "model.eval(), which keeps gradients.")
+        if self.calls:
+            result, seen = call.attended(dropout), None
+        else:
+            result, seen = call.observed(self.wish.statistics, dropout)
+        result = result if self.derivative is None else self.derivative.follow(result)
         self.add(call, seen)
         return result
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
         if not self.calls:
-            if self.wish.heads is not None and max(self.wish.heads, default=0) >= call.q.shape[1]:
+            most = max(self.wish.heads or (), default=0)
+            if most >= call.q.shape[1]:
                 raise SelectionError(
-                    f"heads: there is no head {max(self.wish.heads)} in layer {self.name}, which has {call.q.shape[1]}."
+                    f"heads: there is no head {most} in layer {self.name}, which has {call.q.shape[1]}."
                 )
             return
-        before = self.calls[-1]
-        place = before.keys.stop - 1 - call.keys.start
-        follows = call.queries.start == before.queries.stop
-        same_batch = call.q.shape[0] == before.q.shape[0] and call.keys.stop >= before.keys.stop
-        if not (follows and same_batch):
+        if not self.wish.keep:
+            what = "statistics of several steps are observed in the end, from queries and keys."
+            raise RuleError(what, "keep=True")
+        before, local = self.calls[-1], call.k[:, self._shared(call)]
+        follows = call.queries.start == before.queries.stop and call.keys.stop >= before.keys.stop
+        if not follows or call.q.shape[0] != before.q.shape[0]:
             raise RuleError(
-                f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
-                "cache holds other things than keys one after the other.",
+                "a second sequence began, or the first was run again without its cache, or its cache holds other "
+                "things than keys one after the other.",
                 AGAIN,
             )
         if call.edits != before.edits:
             raise RuleError(
-                f"layer {self.name}: a block of ch.change began or ended within one sequence, and its matrix has one "
-                "rule for all.",
+                "a block of ch.change began or ended within one sequence, and its matrix has one rule for all.",
                 "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
         if self.layer.cross and call.keys != before.keys:
-            raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
-        local, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
-        if other.shape[2] != before.pattern.others or (
-            self.other_k is not None and not torch.equal(other, self.other_k)
-        ):
+            raise RuleError("the keys of cross-attention changed.", AGAIN)
+        local, other = local[:, :, : len(call.keys)], local[:, :, len(call.keys) :]
+        if other.shape[2] != before.pattern.others or not torch.equal(other, self.others.get("k", other)):
             raise RuleError(
-                f"layer {self.name}: the keys that its merged attention has behind the sequence's own changed: they "
-                "are another encoder's output, or the model adds to them as it goes on.",
+                "the keys that its merged attention has behind the sequence's own changed: they are another encoder's "
+                "output, or the model adds to them as it goes on.",
                 "watch one forward pass with use_cache=False: its matrix has every query.",
             )
-        if (
-            not self.layer.cross and call.keys.stop == before.keys.stop
-        ):  # as in cross-attention, if the keys are the same
-            first, sums = self.first_sums, local.detach().sum(-1)
-            if first is None or first.shape != sums.shape or not torch.allclose(sums, first):
-                raise RuleError(
-                    f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask "
-                    "does not say which of it is used.",
-                    "generate without cache_implementation='static'.",
-                )
-        if place >= 0 and self.last_key is not None and not torch.equal(call.k[:, :, place], self.last_key):
+        first = self.calls[0].k  # as in cross-attention, if the keys are the same
+        added = self.layer.cross or call.keys.stop > before.keys.stop
+        if not added and (first.shape != local.shape or not torch.allclose(first, local)):
             raise RuleError(
-                f"layer {self.name}: keys that were seen are other keys now: the cache was reordered, as beam search "
-                "does, or written over, or the model puts other keys behind those of its cache.",
+                "queries were added and no keys: the cache has room to spare, and the mask does not say which of it "
+                "is used.",
+                "generate without cache_implementation='static'.",
+            )
+        place = before.keys.stop - 1 - call.keys.start
+        if place >= 0 and self.last_key is not None and not torch.equal(local[:, :, place], self.last_key):
+            raise RuleError(
+                "keys that were seen are other keys now: the cache was reordered, as beam search does, or written "
+                "over, or the model puts other keys behind those of its cache.",
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
-    def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
-        """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
-        calls = [] if self.derivative is None else self.derivative.calls
-        return [(kept.q, call) for kept, call in zip(self.calls, calls, strict=False) if call.graphless]
+    def _shared(self, call: AttentionCall) -> Any:
+        """The key heads of the heads that are kept, as an index."""
+        if self.wish.heads is None:
+            return slice(None)
+        return [head // group_size(call.q.shape[1], call.k.shape[1]) for head in self.wish.heads]
 
-    def add(self, call: AttentionCall, seen: Observation) -> None:
-        """Keep this call's observation, its queries, and the keys that the calls before did not have."""
+    def add(self, call: AttentionCall, seen: Observation | None) -> None:
+        """Keep this call's queries, the keys that the calls before did not have, and its observation."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
-        if len(self.calls) == 1:
-            self._check_whole(call)
-            self.parts[0] = replace(self.parts[0], image=None)
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.wish.values else None
-        if call.pattern.others and not self.calls:
-            self.other_k = _kept_copy(call.k[:, :, len(call.keys) :])
-            if self.wish.values:
-                self.other_v = _kept_copy(call.v[:, :, len(call.keys) :])
-        if k.shape[2]:
-            self.first_sums = None if self.calls else k.detach().sum(-1)
-            self.last_key = k[:, :, -1].detach().clone()
-        if not self.wish.keep:
-            q, k = q[:, :, :0], k[:, :, :0]
-        elif self.wish.heads is not None:
-            self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.wish.heads]
-            q, k, v = q[:, list(self.wish.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
-        before = self.calls[0].terms if self.calls else [None] * len(call.terms)
-        scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
-        bias = None if call.pattern.bias is None else call.pattern.bias.detach()
-        pattern = replace(call.pattern, bias=bias)
-        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
-        for x in (q, k, v):
-            if x is not None:
-                used[x.untyped_storage().data_ptr()] += x.nbytes
-        kept: list[Any] = [x if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in (q, k, v)]
-        q, k, v = kept
-        terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
-        self.calls.append(replace(call, q=q, k=k, v=v, pattern=pattern, scores=scores, terms=terms))
-        self.parts.append(seen if self.wish.heads is None else seen.heads(list(self.wish.heads)))
-
-    def _check_whole(self, call: AttentionCall) -> None:
-        """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
+        sides: dict[str, Tensor] = {"k": call.k} if self.wish.keep else {}
+        sides |= {"v": call.v} if self.wish.values else {}
+        shared = self._shared(call)
+        arrays = {name: x[:, shared, new] for name, x in sides.items()}
         if self.wish.keep:
-            return
-        if self.wish.statistics.get("image"):
-            raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
-        if call.pattern.others and self.parts[0].distance is not None:
-            raise RuleError(
-                "the distance to keys behind those of several steps needs their queries and keys.",
-                "keep=True, or no distance.",
-            )
+            arrays["q"] = call.q if self.wish.heads is None else call.q[:, self.wish.heads]
+        if call.pattern.others and not self.calls:
+            self.others = {name: _kept_copy(x[:, shared, len(call.keys) :]) for name, x in sides.items()}
+        if len(call.keys[new]) and self.wish.keep:
+            self.last_key = arrays["k"][:, :, -1].detach().clone()
+        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
+        for x in arrays.values():
+            used[x.untyped_storage().data_ptr()] += x.nbytes
+        kept: Any = {name: _kept_copy(x, used[x.untyped_storage().data_ptr()]) for name, x in arrays.items()}
+        before = self.calls[0].terms if self.calls else [None] * len(call.terms)
+        terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
+        rules = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
+        bias = call.rules.get("bias")
+        pattern = replace(call.pattern, bias=None if bias is None else bias.detach())
+        rest = {"rules": rules, "terms": terms, "pattern": pattern, "afterwards": ()}
+        self.calls.append(replace(call, **{"q": None, "k": None, "v": None} | kept | rest))
+        self.seen = seen if seen is None or self.wish.heads is None else seen.heads(self.wish.heads)
 
     def finished(self) -> Layer:
         """All calls so far, as one layer."""
@@ -173,38 +146,24 @@ class Recording:
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
         pattern = self._pattern(queries, keys)
         rules = self._rules(pattern, queries, keys)
-        others = first.pattern.others
-        seen = _joined([
-            among(part, len(keys) + others, call.keys.start - keys.start, last=others)
-            for part, call in zip(self.parts, self.calls, strict=True)
-        ])  # fmt: skip
-        q, k, v = self._arrays()
-        if len(self.calls) > 1 and q is not None:
-            if image := self.wish.statistics.get("image"):
-                seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=image).image)
-            if others and seen.distance is not None:  # the others' places are known only now
-                seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
+        q, k, v = map(self._joined, "qkv")
+        seen = self.seen or AttentionMatrix(q, k, **rules).observe(**self.wish.statistics)
         real = None if self.layer.cross else pattern.real(queries, keys)
         padding = None if real is None else ~real
-        heads = range(first.q.shape[1]) if self.wish.heads is None else self.wish.heads
+        heads = range(seen.log_sum.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, call=self.layer.number,
-            cross=self.layer.cross, padding=padding, note=pattern.note, other_keys=others, derivative=self.derivative,
+            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
+            padding, pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
 
-    def _arrays(self) -> list[Tensor | None]:
-        """q, k and v of all calls, other keys behind the sequence's own; None for what is not kept."""
-        joined: list[Tensor | None] = []
-        for side, other in (("q", None), ("k", self.other_k), ("v", self.other_v)):
-            pieces = [getattr(call, side) for call in self.calls]
-            if other is not None:
-                pieces.append(other if self.shared is None else other[:, self.shared])
-            let_go = pieces[0] is None or (side != "v" and not self.wish.keep)
-            joined.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
-        return joined
+    def _joined(self, side: str) -> Tensor | None:
+        """q, k or v of all calls, other keys behind the sequence's own; None for what is not kept."""
+        pieces = [getattr(call, side) for call in self.calls]
+        pieces += [self.others[side]] if side in self.others else []
+        return None if pieces[0] is None else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
     def _rules(self, pattern: MaskPattern, queries: range, keys: range) -> RuleDict:
-        rules = self.calls[-1].scores | pattern.rules(queries, keys)
+        rules = self.calls[-1].rules | pattern.rules(queries, keys)
         spans = combined(joined([call.terms for call in self.calls]))
         if spans is not None:
             rules["spans"] = spans
@@ -255,11 +214,3 @@ def _kept_copy(x: Tensor, used: int | None = None) -> Tensor:
     x = x.detach()
     written = x.is_inference() or x._version > 0
     return x.clone() if written or x.untyped_storage().nbytes() >= 1.5 * (used or x.nbytes) else x
-
-
-def _joined(parts: list[Observation]) -> Observation:
-    """All parts merged along the queries, in pairs: each number is copied log2(parts) times."""
-    if len(parts) == 1:
-        return parts[0]
-    half = len(parts) // 2
-    return _joined(parts[:half]).merge_queries(_joined(parts[half:]))

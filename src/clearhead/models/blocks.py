@@ -13,7 +13,7 @@ from clearhead.models.decoder import acting_edits, choices, place_of
 from clearhead.models.protocol import ForwardPass, LayerRun
 from clearhead.models.runs import RunBlock, blocks
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import check_one_matrix, for_heads
+from clearhead.ops.span_terms import for_heads
 from clearhead.watching.layer import Layer
 from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Text
@@ -94,7 +94,6 @@ class _WatchedRun:
 
     def _layer(self, number: int, run: LayerRun) -> Layer:
         wish, rules, heads = self.wish, run.rules, list(range(len(run.q)))
-        check_one_matrix(rules)
         q, k, v = (x[None] for x in (run.q, run.k, run.v))
         if wish.heads is not None:
             heads, shared = wish.heads, [head // group_size(len(run.q), len(run.k)) for head in wish.heads]

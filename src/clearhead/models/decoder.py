@@ -283,7 +283,7 @@ def edited_call(
     q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[tuple[Edit, Heads]], layer: int
 ) -> EditedCall:
     """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
-    return edited(q[None], k[None], v[None], rules, edits, place_of(layer, q, k))
+    return edited(EditedCall(q[None], k[None], v[None], rules), edits, place_of(layer, q, k))
 
 
 def output_factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:

@@ -5,7 +5,7 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -115,7 +115,7 @@ class HubModel:
             for number in reversed(range(len(kept))):
                 call, g = kept[number][0], grads[number][0].numpy()
                 q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
-                part = attended(q, k, v, _plain(call.rules()), variant.gates)
+                part = attended(q, k, v, _plain(call.whole_rules()), variant.gates)
                 yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
@@ -304,34 +304,29 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
     count = 0
 
-    def of_layer(before: Any, module: Any) -> Any:
-        stated = before(module)
+    def varied(edit: Any, layer: Any, call: Any) -> Any:
+        nonlocal count
+        call = edit(layer, call)
+        number, count = count, count + 1
 
-        def edit(call: Any) -> tuple[Any, Any]:
-            nonlocal count
-            call, finish = stated.edit(call)
-            number, count = count, count + 1
+        def finished(output: Any) -> Any:
+            if variant.gates is not None or kept is not None:
+                output = attended(call.q, call.k, call.v, call.whole_rules(), variant.gates).output
+            if kept is not None:
+                output = output if output.requires_grad else output.requires_grad_()
+                kept.append((call, output))
+            output = call.finish(output)
+            chosen = [(head, x) for (layer, head), x in variant.added.items() if layer == number]
+            for head, added in chosen:
+                output = output.clone()
+                output[0, head, variant.first : variant.first + len(added)] += torch.as_tensor(added)
+            return output
 
-            def finished(output: Any) -> Any:
-                if variant.gates is not None or kept is not None:
-                    output = attended(call.q, call.k, call.v, call.rules(), variant.gates).output
-                if kept is not None:
-                    output = output if output.requires_grad else output.requires_grad_()
-                    kept.append((call, output))
-                output = output if finish is None else finish(output)
-                chosen = [(head, x) for (layer, head), x in variant.added.items() if layer == number]
-                for head, added in chosen:
-                    output = output.clone()
-                    output[0, head, variant.first : variant.first + len(added)] += torch.as_tensor(added)
-                return output
-
-            return call, finished
-
-        return stated._replace(edit=edit)
+        return replace(call, afterwards=(finished,))
 
     with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
-        for module, before in list(attending.changers.items()):
-            attending.changers[module] = partial(of_layer, before)
+        block = attending.changers[inner]
+        block.edited = partial(varied, block.edited)
         yield
 
 

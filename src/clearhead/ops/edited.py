@@ -160,7 +160,7 @@ def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
     if len(t) > 1:
         raise RuleError(
             f"t is {shown(t.tolist())}, and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.",
-            "A.part(batch, head).tempered(t) is one head's matrix.",
+            "give all heads the same t, or A.part(batch, head).tempered(t): one head's matrix.",
         )
     cap = float(value) / float(t[0])
     if not LEAST_FACTOR <= cap <= MOST_FACTOR:

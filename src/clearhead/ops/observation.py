@@ -9,10 +9,10 @@ import numpy as np
 from clearhead.core import merging, room
 from clearhead.core import state as states
 from clearhead.core.arrays import as_host_array
-from clearhead.core.axes import Array, as_slice, brief
-from clearhead.core.rule_values import one_per_head, read_place, read_slice, whole_number
+from clearhead.core.axes import as_slice, brief
+from clearhead.core.rule_values import one_per_head, read_place, read_slice
 from clearhead.core.state import State
-from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, joined_arrays, listed
+from clearhead.core.statistics import STATISTICS, Answers, Top, joined_arrays
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 
 
@@ -160,40 +160,6 @@ def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool 
     state: State | None = result.pop("logsumexp", None)
     arrays = joined_arrays(result) | ({} if state is None else state._asdict())
     return Observation(**arrays, queries=queries, keys=keys, sinks=sinks)
-
-
-def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Observation:
-    """The same result with its keys placed among `keys`, from index `start`; the other keys receive 0.
-
-    The last `last` of its keys are placed at the end of `keys`. distance is not changed. Raises RuleError for images
-    and groups, which would describe other keys, and when the keys do not fit into `keys`.
-    """
-    start = whole_number("start", start, 0)
-    keys = whole_number("keys", keys, start + seen.keys)
-    last = whole_number("last", last, 0, seen.keys)
-    if (seen.keys, start) == (keys, 0):
-        return seen
-    per_key, columns = listed(axes=PER_KEY), listed(computed="columns")
-    if any(getattr(seen, name) is not None for name in columns if name not in per_key):
-        raise RuleError("images and groups do not follow when keys are added: observe them from the whole matrix.")
-    places = np.arange(seen.keys) + start
-    places[seen.keys - last :] = np.arange(keys - last, keys)
-    top = seen.top
-    if top is not None and (start or last):
-        indices, restore = as_host_array(top.indices, "top")
-        top = Top(top.weights, restore(np.where(indices < 0, -1, places[indices])))
-    spread = {name: _spread(getattr(seen, name), places, keys) for name in per_key}
-    return replace(seen, top=top, keys=keys, **spread)
-
-
-def _spread(x: Any, places: Array, keys: int) -> Any:
-    """Scatter (…, part of the keys) to the indices `places` along an axis of `keys`; 0 elsewhere."""
-    if x is None:
-        return None
-    array, restore = as_host_array(x, "part")
-    result = np.zeros((*array.shape[:-1], keys), array.dtype)
-    result[..., places] = array
-    return restore(result)
 
 
 def _check_part(other: Any) -> None:

@@ -1,14 +1,11 @@
-"""Rules that edits make: several `spans` that act on the same logits as one rule, and one softcap for each head.
+"""Rules that edits make: several `spans` that act on the same logits, as one rule.
 
 A rule `spans` is a term: labels of queries and keys, and a table of what is added for each pair of labels. Queries that
 have the same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys)
 memory.
-
-Engines have one softcap for a call, so heads whose softcaps differ are calls of their own.
 """
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import torch_of
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array
 from clearhead.core.namespace import numbers_like
 from clearhead.core.rules import RULES, take
-from clearhead.errors import RuleError
 
 Rules = dict[str, Any]
 _MANY = 2**16  # more combinations of labels than this are sorted, not counted
@@ -135,41 +131,10 @@ def host(x: Any) -> Array:
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
 
 
-def by_softcap(compute: Callable[[Any, Any, Any, Rules], Any], q: Any, k: Any, v: Any, rules: Mapping[str, Any]) -> Any:
-    """compute(q, k, v, rules), whose result has its heads on axis 1; `softcap` may be a tuple of one number per head.
-
-    q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v); v may be None
-    """
-    caps = rules.get("softcap")
-    if not isinstance(caps, tuple):
-        return compute(q, k, v, dict(rules))
-    group, parts, order = group_size(q.shape[1], k.shape[1]), [], []
-    for cap in dict.fromkeys(caps):
-        heads = [head for head, one in enumerate(caps) if one == cap]
-        kv_heads = [head // group for head in heads]
-        values = None if v is None else v[:, kv_heads]
-        parts.append(compute(q[:, heads], k[:, kv_heads], values, for_heads(rules, heads) | {"softcap": cap}))
-        order += heads
-    is_array = isinstance(parts[0], np.ndarray)
-    whole = np.concatenate(parts, axis=1) if is_array else sys.modules["torch"].cat(parts, 1)
-    return whole[:, np.argsort(order).tolist()]
-
-
-def check_one_matrix(rules: Mapping[str, Any]) -> None:
-    """Raise RuleError where heads have softcaps that differ: no one matrix has the weights of all of them."""
-    if isinstance(rules.get("softcap"), tuple):
-        raise RuleError(
-            "only some of its heads are tempered, and with its softcap they are no one matrix.",
-            "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
-        )
-
-
 def for_heads(rules: Mapping[str, Any], heads: Sequence[int]) -> Rules:
     """The rules of some heads: bias, mask, scale, slopes, sinks and the table of spans are sliced along their heads."""
     plain = {name: x for name, x in rules.items() if name != "spans" and len(RULES[name].fields) == 1}
     result: Rules = dict(rules) | take(plain, {"heads": list(heads)})
-    if isinstance(result.get("softcap"), tuple):
-        result["softcap"] = tuple(result["softcap"][head] for head in heads)
     if result.get("spans") is not None:
         queries, keys, table = result["spans"]
         per_head = table.ndim > 2 and table.shape[-3] > 1

@@ -1,6 +1,6 @@
 """The tables of a watched run: the edges and heads that did most, a line for each head, and what a cell shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -15,7 +15,6 @@ from clearhead.spelling import cut, spelled
 from clearhead.tables import QUICK, Table, Tabular, aligned, html
 from clearhead.view.head_summary import summarise_heads
 from clearhead.watching.layer import Layer
-from clearhead.watching.naming import ModulePath, text_of
 from clearhead.words import Language, of_locale, say
 
 
@@ -75,7 +74,7 @@ class Edges(Lines[One]):
     about, bars = "edges table", "value"
     columns: ClassVar = {"head": 4, "batch": 5, "query": 6, "key": 6, "value": 11}
 
-    def __init__(self, edges: Iterable[One] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, edges: Iterable[One] = (), tokens: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(edges)
         self.tokens = tuple(tokens)
 
@@ -136,36 +135,6 @@ def table_of(lines: Lines[Any], language: Language) -> Table:
 def _spelled(pair: tuple[str, str]) -> tuple[str, str]:
     query, key = (spelled(text) if text else "" for text in pair)  # unknown
     return query, key
-
-
-def strongest_edges(layers: Iterable[Layer], k: int, rest: Rest) -> list[Edge]:
-    """The k cuts of all layers with the largest effect; of equal ones the first by place. O(layers·k) memory."""
-    results: list[Edge] = []
-    for layer in layers:
-        cuts = layer.cut_effects(rest).strongest(k)
-        batch, head, query, key, value = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
-        heads = [layer.heads[place] for place in head]
-        results += map(Edge, [layer.name] * len(head), batch, heads, query, key, value, [rest] * len(head))
-        results = sorted(results, key=lambda edge: -abs(edge.value))[:k]
-    return results
-
-
-def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[list[Any]]) -> tuple[str, str]:
-    """The tokens of an edge's query and key; "" where they are not known."""
-    texts = {"own": tokens, "source": sources, "": []}
-    local = text_of(ModulePath.of(layer.path).stack, has_source=bool(sources))
-    other = "source" if layer.cross else local
-    seen = layer.observation
-    query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
-    query_word = str(query[edge.query]) if len(query) == seen.queries else ""
-    return query_word, str(key[edge.key]) if len(key) == seen.keys else ""
-
-
-def head_effects(layer: Layer) -> list[HeadCause]:
-    """Each head's Σ g·o over queries and batch items."""
-    rows = as_host_array(layer.contributions().by_query(), "by_query")[0]
-    sums: Any = rows.sum(axis=(0, 2), dtype=np.float64)
-    return [HeadCause(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
 
 
 _EDGES, _HEADS = 10, 8  # that did most, in a cell

@@ -1,17 +1,13 @@
 """One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from clearhead.core.call import Call, describe
-from clearhead.core.effects import Rest, read_rest
 from clearhead.core.rules import Rules
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_state
 from clearhead.ops.observation import Observation
-
-if TYPE_CHECKING:
-    from clearhead.ops.causes import EffectMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,22 +48,6 @@ class Layer:
         if self.derivative is None:
             raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
         return self.derivative() if callable(self.derivative) else self.derivative
-
-    def contributions(self) -> "EffectMatrix":
-        """a_ij·(g_i·v_j) of each edge, (batch, heads, queries, keys). Raises what `g` raises."""
-        g = self.g
-        return self.matrix().contributions(self.v, g)
-
-    def cut_effects(self, rest: Rest = "renormalise") -> "EffectMatrix":
-        """How g_i·o_i changes when i may not see j, (batch, heads, queries, keys); `AttentionMatrix.cut_effects`.
-
-        Raises what `g` raises, RuleError for rest="first" where a text begins with padding.
-        """
-        g = self.g
-        if read_rest(rest) == "first" and self.padding is not None and bool(self.padding[:, 0].any()):
-            what = f"layer {self.name} has a text that begins with padding: its first token is not the first key."
-            raise RuleError(what, 'pad on the right, or rest="renormalise".')
-        return self.matrix().cut_effects(self.v, g, rest=rest)
 
     def read(self) -> Call:
         """Read q, k, v and the rules as one call."""

@@ -5,7 +5,8 @@ model.decoder.layers.5.self_attn         decoder.5, or decoder.5.self where some
 model.decoder.layers.5.encoder_attn      decoder.5.cross
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -53,18 +54,14 @@ class LayerCall(NamedTuple):
 
 
 class LayerNames:
-    """Names the layers of one model.
+    """Names the layers of one model, from the paths of all its modules."""
 
-    paths      the path of every module in the model
-    children   the names of a module's children, by its path
-    """
-
-    def __init__(self, paths: Iterable[str], children: Callable[[str], Iterable[str]]) -> None:
-        inner = [path.split(".") for path in paths]
-        inner = [parts for parts in inner if any(part.isdecimal() for part in parts[1:-1])]
-        self._children = children
+    def __init__(self, paths: Iterable[str]) -> None:
+        split = [path.split(".") for path in paths]
+        inner = [parts for parts in split if any(part.isdecimal() for part in parts[1:-1])]
         self._several_stacks = len({ModulePath.of(".".join(parts)).stack for parts in inner}) > 1
         self._has_cross = any(_is_cross(parts[-1]) for parts in inner)
+        self._counts = Counter(".".join(parts[:-1]) for parts in split if parts[-1].isdecimal())  # layers by stack
         self._names: dict[str, str] = {}  # by path
 
     def name(self, path: str) -> str:
@@ -98,8 +95,7 @@ class LayerNames:
             return {path}
         parts = path.split(".")
         stack = ".".join(parts[: parts.index(numbers[0])])
-        layers = sum(child.isdecimal() for child in self._children(stack))
-        return {path, numbers[0], str(int(numbers[0]) - layers)}
+        return {path, numbers[0], str(int(numbers[0]) - self._counts[stack])}
 
 
 def _is_cross(part: str) -> bool:

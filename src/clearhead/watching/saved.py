@@ -65,8 +65,7 @@ class Run:
     def layer_name(self, layer: int | str) -> str:
         """The name of a layer given by number, name or path. Raises SelectionError for an unknown layer."""
         if not self.parts and isinstance(layer, (int, str)):
-            hint = "run the model inside the `with` block; requests of generate_batch are in seen.requests."
-            raise SelectionError("no attention was seen.", hint)
+            raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
         if isinstance(layer, str) and layer not in self.parts:
             layer = next((name for name, part in self.parts.items() if part.path == layer), layer)
         return layer_name(layer, self.layers)

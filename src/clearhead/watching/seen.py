@@ -8,31 +8,29 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import as_array
+from clearhead.core.arrays import as_array, as_host_array
 from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.effects import Rest
-from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
+from clearhead.core.effects import Rest, read_rest
+from clearhead.core.rule_values import is_whole, read_path, whole_number
 from clearhead.core.rules import with_options
 from clearhead.errors import FileError, RuleError, SelectionError, check_known
 from clearhead.loading import load as load_module
 from clearhead.ops.display import Display, Page
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.rollout import relevance, rollout
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.watching.effects import (
     Edge,
     Edges,
+    HeadCause,
     HeadEffects,
     Summary,
     Verified,
     cell,
-    head_effects,
     heads_of,
-    strongest_edges,
-    words_of,
 )
-from clearhead.watching.saved import LAYERS, Run, write
+from clearhead.watching.naming import ModulePath, text_of
+from clearhead.watching.saved import Run, write
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
@@ -46,7 +44,7 @@ class Seen(Run, Display):
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
     All arrays are (batch, heads, …); generated tokens follow one another along the queries. `len(seen)` is the number
-    of layers, and iterating gives each layer's Observation. `requests` has a Seen for each request of `generate_batch`.
+    of layers, and iterating gives each layer's Observation.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -58,7 +56,6 @@ class Seen(Run, Display):
     """
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
-    requests: dict[str, "Seen"] = field(default_factory=dict, repr=False)  # of continuous batching, by its names
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"watched": None}
@@ -78,21 +75,6 @@ class Seen(Run, Display):
         """
         return self.layer(layer).matrix()
 
-    def rollout(self, query: int, *, residual: float = 0.5, layers: Layers = None) -> Any:
-        """How much each token contributes to one query through all self-attention layers, (batch, tokens).
-
-        query      the query's position
-        residual   the share of each layer's residual connection, 0 to 1
-        layers     the layers to go through, in order; None is all, and a model with several stacks needs them
-
-        The heads of a layer are averaged; see `ch.rollout`. O(queries·keys·d_k) for each layer and head.
-        Raises SelectionError for an unknown query or layer, RuleError for a residual outside 0 to 1, and what
-        `ch.rollout` raises.
-        """
-        chosen = self._chain(layers, "rollout")
-        matrices = [self.matrix(name) for name in chosen]
-        return rollout(matrices, query=query, residual=residual)
-
     def contributions(self, layer: int | str) -> "EffectMatrix":
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
 
@@ -101,15 +83,17 @@ class Seen(Run, Display):
         Raises SelectionError for an unknown layer; RuleError where `watch` had no causes=True, no backward pass has
         run, or none could reach the layer.
         """
-        return self.layer(layer).contributions()
+        chosen = self.layer(layer)
+        g = chosen.g
+        return chosen.matrix().contributions(chosen.v, g)
 
     def cut_effects(self, layer: int | str, *, rest: Rest = "renormalise") -> "EffectMatrix":
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
 
         Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
         token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
-        order. Otherwise as `contributions`; UnknownNameError for
-        another rest, RuleError for "first" where a text begins with padding.
+        order. Raises what `contributions` raises, UnknownNameError for another rest, RuleError for "first" where a text
+        begins with padding.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -121,7 +105,12 @@ class Seen(Run, Display):
         >>> E.shape, bool((E[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
         ((1, 2, 4, 4), True, 3, 2)
         """
-        return self.layer(layer).cut_effects(rest)
+        chosen = self.layer(layer)
+        g = chosen.g
+        if read_rest(rest) == "first" and chosen.padding is not None and bool(chosen.padding[:, 0].any()):
+            what = f"layer {chosen.name} has a text that begins with padding: its first token is not the first key."
+            raise RuleError(what, 'pad on the right, or rest="renormalise".')
+        return chosen.matrix().cut_effects(chosen.v, g, rest=rest)
 
     def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Edges[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
@@ -131,12 +120,17 @@ class Seen(Run, Display):
         first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
         elsewhere. So `seen.verify` them, and ask `ch.explain` which part of a text made an answer.
 
-        Raises RuleError unless k is a positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and
-        head, O(k) memory.
+        Raises RuleError unless k is a positive integer, and what `cut_effects` raises. O(queries·keys·(d_k + d_v)) for
+        each layer and head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
-        edges = strongest_edges(map(self.layer, self.layers), k, rest)
-        return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
+        edges: list[Edge] = []
+        for name in self.layers:  # of equal ones the first by place
+            cuts, heads = self.cut_effects(name, rest=rest).strongest(k), self.layer(name).heads
+            columns = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
+            edges += [Edge(name, b, heads[h], i, j, value, rest) for b, h, i, j, value in zip(*columns, strict=True)]
+            edges = sorted(edges, key=lambda edge: -abs(edge.value))[:k]
+        return Edges(edges, map(self._tokens_of, edges))
 
     def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
@@ -175,20 +169,12 @@ class Seen(Run, Display):
         the heads of `ch.explain` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
         `contributions`.
         """
-        return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
-
-    def relevance(self, query: int, *, layers: Layers = None) -> Any:
-        """How much each token spoke for what was differentiated, seen from one query, (batch, tokens).
-
-        r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over
-        heads of the contributions that are positive. So call backward() on what is to be explained, a logit or the
-        difference of two; of a loss, it is what speaks against.
-        query, layers, and which models: as in `rollout`. O(queries·keys·(d_k + d_v)) time for each layer and head,
-        O(keys) memory. Raises what `contributions` and `rollout` raise.
-        Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
-        """
-        chosen = self._chain(layers, "relevance")
-        return relevance([self.contributions(name) for name in chosen], query=query)
+        lines: list[HeadCause] = []
+        for name in self.layers:
+            rows: Any = as_host_array(self.contributions(name).by_query(), "by_query")[0]
+            sums = rows.sum(axis=(0, 2), dtype=np.float64).tolist()
+            lines += [HeadCause(name, head, x, -x) for head, x in zip(self.layer(name).heads, sums, strict=True)]
+        return HeadEffects(lines)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
@@ -247,17 +233,34 @@ class Seen(Run, Display):
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
-        known = (np.flatnonzero(x.padding[0]).tolist() for x in results if x.padding is not None and not x.cross)
+        known = (
+            np.flatnonzero(x.padding[0]).tolist()
+            for x in results
+            if x.padding is not None and not x.cross and self._text_of(x.name) == "own"
+        )
         return ShownRun(
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
             pads=next(known, []) if tokens else [], item=item,
         )  # fmt: skip
 
+    def _tokens_of(self, edge: Edge) -> tuple[str, str]:
+        """The tokens of an edge's query and key; "" where they are not known."""
+        texts = {"own": self.tokens, "source": self.source_tokens, "": []}
+        layer, local = self.layer(edge.layer), self._text_of(edge.layer)
+        other = "source" if layer.cross else local
+        query, key = (row[0] if (row := texts[side][edge.batch : edge.batch + 1]) else [] for side in (local, other))
+        query_word = str(query[edge.query]) if len(query) == layer.observation.queries else ""
+        return query_word, str(key[edge.key]) if len(key) == layer.observation.keys else ""
+
+    def _text_of(self, name: str) -> str:
+        """Which text the queries of a layer are of: the model's "own", its encoder's "source", or "" for none."""
+        return text_of(ModulePath.of(self.layer(name).path).stack, has_source=bool(self.source_tokens))
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": cell(self)}
 
     def __repr__(self) -> str:
-        lines = [f"Seen({len(self.requests)} requests)" if self.requests else "Seen(nothing yet)"]
+        lines = ["Seen(nothing yet)"]
         if self.parts:
             layers = [self.layer(name) for name in self.layers]
             first = layers[0].observation
@@ -272,29 +275,6 @@ class Seen(Run, Display):
         if self.unseen:
             lines.append(f"  not seen  {_few([f'{path} ({kind})' for path, kind in self.unseen])}")
         return "\n".join(lines)
-
-    def _chain(self, layers: Iterable[int | str] | None, what: str) -> list[str]:
-        """The layers of self-attention that a token's content goes through. Raises SelectionError where unclear."""
-        chosen = [name for name in self._names(layers) if not self.layer(name).cross]
-        again = next((name for name in chosen if self.layer(name).call > 1), None)
-        if layers is None and again:
-            raise SelectionError(
-                f"layer {again} is a module that ran several times in one pass: whether its calls follow one another "
-                "or stand side by side (images, windows) is not known.",
-                "layers=seen.layers, where each call goes on with what the one before gave.",
-            )
-        stacks = {name.partition(".")[0] for name in chosen if "." in name}
-        if layers is None and len(stacks) > 1:
-            raise SelectionError(
-                f"the model has several stacks of layers, {', '.join(sorted(stacks))}: {what} goes through one.",
-                f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
-            )
-        return chosen
-
-    def _names(self, layers: Iterable[int | str] | None) -> list[str]:
-        """The names of the layers that were asked for; None is all."""
-        asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        return self.layers if asked is None else [self.layer_name(layer) for layer in asked]
 
 
 def _few(names: list[str]) -> str:

@@ -84,7 +84,8 @@ def watch(
     layers     which layers to observe, by number (negative ones count from each stack's end) or name; None is all.
                The others cost what attention costs.
     heads      which heads to keep, in every layer; None is all
-    keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
+    keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight; a text that is
+               generated, or read in several steps, needs them for its statistics
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for
                `seen.cut_effects(layer)`, `seen.strongest(20)` and others
@@ -92,11 +93,11 @@ def watch(
                `ch.load_model` its own
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
-    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries; of
-    `model.generate_batch`, `seen.requests[name]` is each request's own Seen. The model computes what it computed
-    before, but for rounding; queries that see only padding get 0, where eager attention takes the mean of everything.
-    In training mode dropout acts on the output as before, and the weights are observed before dropout. Masks stay rules
-    (causal, window, padding, segments); `seen.layer(i).note` says where a model's own mask has to be stored.
+    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries. The
+    model computes what it computed before, but for rounding; queries that see only padding get 0, where eager attention
+    takes the mean of everything. In training mode dropout acts on the output as before, and the weights are observed
+    before dropout. Masks stay rules (causal, window, padding, segments); `seen.layer(i).note` says where a model's own
+    mask has to be stored.
     A module that attends several times in one forward pass (layers that share their weights, images or windows one
     after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Merged attention (T5Gemma2: a decoder's keys and an encoder's in one softmax) is one layer whose last
