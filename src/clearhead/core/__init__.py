@@ -7,7 +7,6 @@ problem        shapes and rules of one call, validated once; visibility: which q
 selections     which queries or keys an argument means
 statistics     the table of what can be observed; observations: reads and checks what a caller asks of a matrix
 effects        what single edges did: the formulas, and what a row must know for them
-merging        how two partial answers become one
 definition     what attention is, over blocks of rows (block) and array namespaces (namespace); state: of a softmax
 room           checks that results fit in memory; files, array_files: atomic writing and checked reading of files
 """

@@ -26,18 +26,17 @@ from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.rules import with_options
 from clearhead.core.statistics import (
     STATISTICS,
-    Answers,
     AskedEffects,
     Order,
     Ranked,
     SignedImage,
     Strongest,
-    joined_arrays,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import RuleError, ShapeError
 from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix
+from clearhead.ops.observation import Observation, observation
 from clearhead.ops.spans_cut import cut_spans
 
 Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
@@ -147,11 +146,11 @@ class EffectMatrix(Shown, LazyMatrix):
         return self._restore(problem.restore(result))
 
     @with_options
-    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Answers:
+    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Observation:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
-        groups=(query_groups, key_groups): what the methods of these names answer. Returns Answers; what was not
+        groups=(query_groups, key_groups): what the methods of these names answer. Returns an Observation; what was not
         asked for is None. Raises UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit,
         SizeError for answers larger than memory, all before any work. O(queries·keys·(d_k + d_v)) time,
         O(queries + keys) memory beyond the answers.
@@ -164,16 +163,15 @@ class EffectMatrix(Shown, LazyMatrix):
         """
         problem = self.call.problem
         want = wanted(problem, asked, of="effects", order=order)
-        if not want.names():
-            return Answers()
         if 0 in self.shape:
             zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
             arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
         else:
             arrays = dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
         strongest = _take_strongest(arrays, problem.keys, asked.get("strongest"))
-        answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, "effects")
-        return Answers(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
+        answers = {name: self._restore(problem.restore(x)) for name, x in arrays.items()}
+        seen = observation(answers, problem.queries, problem.keys, of="effects")
+        return seen if strongest is None else replace(seen, strongest=Strongest(*map(self._restore, strongest)))
 
     def by_key(self) -> Any:
         """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
