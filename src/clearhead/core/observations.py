@@ -218,10 +218,3 @@ def values_of(problem: Problem, v: Any, *heads: int) -> Array:
     Raises ShapeError or DtypeError where it does not fit.
     """
     return operand(problem, as_array(autocast(v), "v", problem.device)[0], "v", problem.keys, heads)[0]
-
-
-def check_transposed(problem: Problem, columns: Array) -> None:
-    """Raise SizeError where Aᵀ·g for these columns (batch, 1 or heads, queries, d) is larger than memory."""
-    shape = (problem.batch, problem.heads, problem.keys, columns.shape[-1])
-    size = room.array_bytes(shape, statistics_dtype(problem.dtype).itemsize)
-    room.check_room(f"Aᵀ·g of shape {shape}", size, "give fewer columns of g.", problem.device)

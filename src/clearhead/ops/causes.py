@@ -81,8 +81,9 @@ class EffectMatrix(Shown, LazyMatrix):
 
     @property
     def call(self) -> Call:
-        """q, k and the rules."""
-        return self._weights.call
+        """q, k, v and the rules."""
+        call: Call = self._weights.call
+        return call.with_values(self._v)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,28 +97,6 @@ class EffectMatrix(Shown, LazyMatrix):
 
     def __repr__(self) -> str:
         return f"EffectMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
-
-    def __getitem__(self, key: Any) -> Any:
-        """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.
-
-        Returns and raises what indexing an AttentionMatrix does. O(queries·keys·(d_k + d_v)) time for what cuts need of
-        every row, the first time; then O(effects·(d_k + d_v)).
-
-        >>> import numpy as np, clearhead as ch
-        >>> v, ones = np.array([[1.0], [0.0], [4.0]]), np.ones((3, 1))
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(v, ones)[0, ::-1].round(3)
-        array([1.058, 0.   , 0.471])
-        """
-        return self._by_index(key)
-
-    def __matmul__(self, x: Any) -> Any:
-        """E·x, (…, heads, queries, d); x (…, heads or kv_heads, keys, d), or one for all heads, (keys,) or (keys, d).
-
-        The result is in E's dtype, of x's kind; E.T @ x takes (…, heads, queries, d). Raises ShapeError or DtypeError
-        for an x that does not fit, SizeError where the result is larger than memory. O(queries·keys·(d_k + d_v + d))
-        time, O(queries + keys) memory.
-        """
-        return self._product(x)
 
     def spans(self, query_groups: Any, key_groups: Any) -> Any:
         """What g·o changes by when a query may see no key of a span at all, summed over the queries of each group.
@@ -142,7 +121,7 @@ class EffectMatrix(Shown, LazyMatrix):
         problem = self.call.problem
         want = wanted(problem, {"groups": (query_groups, key_groups)}, of="effects")
         assert want.groups is not None
-        result = cut_spans(self._engine, self.call.with_values(self._v), self._g, want.groups).astype(self.dtype)
+        result = cut_spans(self._engine, self.call, self._g, want.groups).astype(self.dtype)
         return self._restore(problem.restore(result))
 
     @with_options
@@ -167,7 +146,7 @@ class EffectMatrix(Shown, LazyMatrix):
             zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
             arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
         else:
-            arrays = dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
+            arrays = dict(self._engine.columns(self.call, self._terms, want))
         strongest = _take_strongest(arrays, problem.keys, asked.get("strongest"))
         answers = {name: self._restore(problem.restore(x)) for name, x in arrays.items()}
         seen = observation(answers, problem.queries, problem.keys, of="effects")
@@ -254,36 +233,22 @@ class EffectMatrix(Shown, LazyMatrix):
         state = self._weights.state
         if self.kind != "cut":
             return Terms(self.kind, state)
-        others = self._engine.others(self.call.with_values(self._v), self._g)
+        others = self._engine.others(self.call, self._g)
         return terms_of_cuts(others, self.call.problem.sinks, state)
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Engine:  # type: ignore[override]
         return self._weights.effect_engine()
 
-    def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        terms = self._terms.part(batches, heads, rows).among(cols)
-        call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
-        return self._engine.weights(call, terms)
+    def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> Terms:
+        return self._terms.part(batches, heads, rows).among(cols)
 
-    def _product(self, x: Any, *, transposed: bool = False) -> Any:
-        problem = self.call.problem
-        array, restore = as_array(x, "x", problem.device)
-        long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
-        if transposed:
-            long, heads, result = problem.queries, (problem.heads, 1), problem.keys
-        operands, vector = operand(problem, array, "x", long, heads)
-        size = (problem.batch, problem.heads, result, operands.shape[-1])
-        room.check_room(
-            f"a product of shape {size}", room.array_bytes(size, 8), "give fewer columns of x.", problem.device
-        )
-        if 0 in (*self.shape, *size):
-            product = to_device_of(np.zeros(size, self.dtype), operands)
-        else:
-            multiply = self._engine.transposed if transposed else self._engine.product
-            product = multiply(self.call.with_values(self._v), self._terms, operands)
-        whole = problem.restore(product)
-        return restore(whole[..., 0] if vector else whole)
+    def _multiply(self, columns: Array, *, transposed: bool) -> Array:
+        result = self.call.problem.keys if transposed else self.call.problem.queries
+        if 0 in (*self.shape, columns.shape[-1]):
+            size = (*self._g.shape[:2], result, columns.shape[-1])
+            return to_device_of(np.zeros(size, self.dtype), columns)
+        return (self._engine.transposed if transposed else self._engine.product)(self.call, self._terms, columns)
 
 
 def contributions(weights: Any, v: Any, g: Any) -> EffectMatrix:
