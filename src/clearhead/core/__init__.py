@@ -4,7 +4,6 @@ axes           the names of axes, and shapes as errors print them
 arrays         arrays of any kind in, the same kind out; device_array: those in a GPU's memory
 rule_values    reads and checks the value of each rule; rules: the table of all rules and of the axes of their values
 problem        shapes and rules of one call, validated once; visibility: which query may attend to which key
-selections     which queries or keys an argument means
 statistics     the table of what can be observed; observations: reads and checks what a caller asks of a matrix
 effects        what single edges did: the formulas, and what a row must know for them
 definition     what attention is, over blocks of rows (block) and array namespaces (namespace); state: of a softmax

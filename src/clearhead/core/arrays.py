@@ -59,12 +59,6 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), as_tensor
-    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
-    if tracer is not None and isinstance(x, tracer):
-        raise DtypeError(
-            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
-            "Call it outside of the transformed function, on plain arrays.",
-        )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
@@ -164,31 +158,30 @@ def check_tensor(x: Any, name: str) -> None:
     usual = type(x) in (torch.Tensor, torch.nn.Parameter)
     if usual and x.layout == torch.strided and not (x.is_quantized or x.is_nested or torch.jit.is_tracing()):
         return
-    what, hint = "", ""
     if not isinstance(x, torch.Tensor):
-        what, hint = f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})"
-    elif torch.jit.is_tracing():
-        what = f"torch.jit.trace would record what comes of {name} as a constant."
-        hint = "torch.export.export records attention as an operator, and so does torch.compile."
-    elif torch.nn.parameter.is_lazy(x):
-        what = f"{name} is a parameter that has no shape yet: expected a tensor of numbers."
-        hint = "a lazy module makes its parameters when it first runs."
-    elif x.is_quantized:
-        what, hint = f"{name} is quantised: expected a float dtype.", f"{name}.dequantize()"
-    elif x.is_nested:
-        what = f"{name} is a nested tensor: expected a dense one."
-        hint = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and "
-        hint += "give query_segments and kv_segments."
-    elif x.layout != torch.strided:
-        what, hint = f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one."
-    elif isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())):
-        what = f"{name} is a DTensor: expected a plain tensor."
-        hint = f"where q is one too, attention and A.observe take DTensors; {name}.full_tensor() is the whole."
-    elif isinstance(x, getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())):
-        what = f"{name} is a masked tensor, and a mask of its own is not read here."
-        hint = f"{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend."
-    if what:
-        raise DtypeError(what, hint)
+        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
+    if torch.jit.is_tracing():
+        raise DtypeError(
+            f"torch.jit.trace would record what comes of {name} as a constant.",
+            "torch.export.export records attention as an operator, and so does torch.compile.",
+        )
+    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    masked = getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())
+    pad = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths."
+    for odd, what, hint in (
+        (
+            torch.nn.parameter.is_lazy(x),
+            "a parameter that has no shape yet",
+            "a lazy module makes it when it first runs.",
+        ),
+        (x.is_quantized, "quantised", f"{name}.dequantize()"),
+        (x.is_nested, "a nested tensor", pad),
+        (isinstance(x, distributed), "a DTensor", f"where q is one too, attention and A.observe take {name}."),
+        (isinstance(x, masked), "a masked tensor, and its mask is not read", f"{name}.get_data(), and mask=…"),
+        (x.layout != torch.strided, f"of layout {x.layout}", f"{name}.to_dense() makes one."),
+    ):
+        if odd:
+            raise DtypeError(f"{name} is {what}: expected a dense tensor of numbers.", hint)
 
 
 def same(array: Array) -> Array:

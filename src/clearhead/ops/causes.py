@@ -9,11 +9,9 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.core import room
 from clearhead.core.arrays import (
     as_array,
     broadcast,
-    device_of,
     on_cpu,
     statistics_dtype,
     to_device_of,
@@ -262,7 +260,6 @@ def cut_effects(weights: Any, v: Any, g: Any, rest: Any) -> EffectMatrix:
     if read_rest(rest) == "renormalise":
         return EffectMatrix("cut", weights, values, along)
     dtype = statistics_dtype(values.dtype)
-    _check_room(values, dtype)
     shifted = on_cpu(values).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = (shifted[:, :, :1] if weights.call.problem.sinks is None else 0) - shifted
@@ -290,14 +287,8 @@ def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
     if len(dtypes) == 1:
         return weights, v, g
     dtype = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
-    _check_room(v, dtype)
     known = weights.known_state if statistics_dtype(dtype) == weights.dtype else None
     return weights.with_call(weights.call.astype(dtype), known), v.astype(dtype), g.astype(dtype)
-
-
-def _check_room(v: Array, dtype: np.dtype[Any]) -> None:
-    size = room.array_bytes(v.shape, dtype.itemsize)
-    room.check_room(f"v in {dtype}", size, "give fewer columns of v.", device_of(v))
 
 
 def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> Strongest | None:

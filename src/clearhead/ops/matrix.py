@@ -137,6 +137,11 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         assert self._call is not None
         return self._call
 
+    def _plain(self, what: str, instead: str) -> "AttentionMatrix":
+        """The matrix for `what`, of which no graph will be kept either. Raises as `_call_for`."""
+        call = self._call_for(what, instead)
+        return self if self._recorder is None else self.with_call(call, self._state)
+
     @property
     def state(self) -> State:
         """The rows' states, (batch, heads, queries) each; computed when first needed, and kept."""
@@ -292,8 +297,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         array([[2., 0.],
                [1., 3.]])
         """
-        self._call_for("contributions", "A.contributions(v, g)")
-        return causes.contributions(self, v, g)
+        return causes.contributions(self._plain("contributions", "A.contributions(v, g)"), v, g)
 
     def cut_effects(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> EffectMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
@@ -316,8 +320,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> A.cut_effects(np.array([2.0, 6.0]), np.ones(2), rest="first")[1]
         array([ 0., -2.])
         """
-        self._call_for("cuts", "A.cut_effects(v, g)")
-        return causes.cut_effects(self, v, g, rest)
+        return causes.cut_effects(self._plain("cuts", "A.cut_effects(v, g)"), v, g, rest)
 
     def __shown__(self, batch: int, v: Any = None) -> Any:
         problem, shown = self.call.problem, load("view.long")

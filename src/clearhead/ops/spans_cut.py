@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clearhead.core import state as states
 from clearhead.core.arrays import on_cpu, statistics_dtype
 from clearhead.core.axes import Array, blocks
 from clearhead.core.call import Call
@@ -61,42 +60,45 @@ def of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) ->
         part = replace(problem.take(keys=range(start, stop)), sinks=None)
         result = engine.rows(Call(part, q, k[:, :, start:stop], values), want)
         *one, output = (on_cpu(result[name])[0].astype(np.float64) for name in (*State._fields, "output"))
-        _join(state, mean, span, (State(*one), (output * g).sum(axis=-1)))
+        before = State(*(x[..., span] for x in state)), mean[..., span]
+        whole, average = joined(before, (State(*one), (output * g).sum(axis=-1)))
+        for x, y in zip((*state, mean), (*whole, average), strict=True):
+            x[..., span] = y
     return state, mean
-
-
-def _join(state: State, mean: Array, span: int, part: tuple[State, Array]) -> None:
-    """Join a part to one of the spans, in place."""
-    whole, average = joined((states.taken(state, ..., span), mean[..., span]), part)
-    for x, y in zip((*state, mean), (*whole, average), strict=True):
-        x[..., span] = y
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def changes(state: State, mean: Array, sinks: Array | None) -> Array:
     """What g·o changes by without each span, (…, heads, queries, spans), from `of_spans` over all keys; sinks (heads,).
 
-    The sink is added to the keys of no span, in place.
+    What all others answer is summed from those before and after, so nothing is subtracted; without the strongest span,
+    whose share may be all of 1, they are weighed anew.
     """
     if sinks is not None:
-        sink = np.where(np.isneginf(state.largest).all(axis=-1), -np.inf, sinks[:, None])
-        _join(state, mean, -1, alone(sink, np.zeros(sink.shape)))
-    before, means_before = _running(state, mean)
-    after, means_after = _running(states.taken(state, ..., slice(None, None, -1)), mean[..., ::-1])
-    others = joined(
-        (states.taken(before, ..., slice(-1)), means_before[..., :-1]),
-        (states.taken(after, ..., slice(-2, None, -1)), means_after[..., -2::-1]),
-    )[1]
-    share = states.share(np, state, states.taken(before, ..., slice(-1, None)))
+        seen = ~np.isneginf(state.largest).all(axis=-1)
+        rest = State(*(x[..., -1] for x in state)), mean[..., -1]
+        more = alone(np.where(seen, sinks[:, None], -np.inf), np.zeros(seen.shape))
+        (largest, log_sum), average = joined(rest, more)
+        for x, y in zip((*state, mean), (largest, log_sum, average), strict=True):
+            x[..., -1] = y
+    best = np.arange(mean.shape[-1]) == state.largest.argmax(axis=-1)[..., None]
+    weights, weaker = (_weights(State(np.where(none, -np.inf, state.largest), state.log_sum)) for none in (False, best))
+    parts, left = (_others(weights * mean), _others(weights)), (weaker * np.where(best, 0.0, mean), weaker)
+    total, weight = (np.where(best, x.sum(axis=-1, keepdims=True), y) for x, y in zip(left, parts, strict=True))
+    others = np.where(weight == 0, 0.0, total / weight)
+    share = weights / np.where(weights.sum(axis=-1, keepdims=True) == 0, 1.0, weights.sum(axis=-1, keepdims=True))
     change: Array = (share * (others - mean))[..., :-1]
     return change
 
 
-def _running(state: State, mean: Array) -> tuple[State, Array]:
-    """For each place, the state and the mean of all spans before it, (…, spans + 1)."""
-    shape = (*mean.shape[:-1], mean.shape[-1] + 1)
-    total, average = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
-    for place in range(mean.shape[-1]):
-        before = states.taken(total, ..., place), average[..., place]
-        _join(total, average, place + 1, joined(before, (states.taken(state, ..., place), mean[..., place])))
-    return total, average
+def _weights(state: State) -> Array:
+    """The weight of each span beside the one of the largest logit; 0 where all are empty."""
+    top = state.largest.max(axis=-1, keepdims=True)
+    return np.exp(state.largest - np.where(np.isneginf(top), 0.0, top) + state.log_sum)
+
+
+def _others(x: Array) -> Array:
+    """The sum of all others along the last axis, of those before and those after."""
+    before, after = (np.cumsum(side, axis=-1) for side in (x, x[..., ::-1]))
+    none = np.zeros((*x.shape[:-1], 1))
+    return np.concatenate([none, before[..., :-1]], -1) + np.concatenate([after[..., -2::-1], none], -1)
