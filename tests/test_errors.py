@@ -85,7 +85,6 @@ RULES: Errors = {
         "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.": attention(
             bias=np.ones((6, 5), bool)
         ),
-        "bias is a ragged list: its rows differ in length.": attention(bias=[[1.0, 2.0], [3.0]]),
         "spans[2], the table, is bool: expected a float dtype.\n\n"
         "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.": attention(
             spans=([0] * 6, [0] * 5, TABLE > 0)

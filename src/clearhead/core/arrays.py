@@ -92,10 +92,8 @@ def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
     if isinstance(x, (int, float, bool, list, tuple, np.generic)):
         try:
             return np.asarray(x)
-        except ValueError:
-            raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
-        except Exception as error:  # a stranger's member may raise anything
-            raise DtypeError(f"{name} is a {type(x).__name__} whose members are no numbers: {error}") from None
+        except Exception as error:  # a ragged list's; a stranger's member may raise anything
+            raise DtypeError(f"{name} is no array of numbers: {error}") from None
     array = as_array(x, name)[0]
     return array if device_of(array) == device else on_cpu(array)
 
@@ -214,17 +212,11 @@ def as_tensor(array: Array) -> Any:
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
-    transformed = transforms()
-    if has_dual_level() and not transformed and carries_tangent(x):
+    if has_dual_level() and not transforms() and carries_tangent(x):
         raise DerivativeError(
             f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no "
             "forward-mode derivative.",
             "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
-        )
-    if transformed and not _has_memory(x):
-        raise DtypeError(
-            f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
-            "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
         )
     if x.device.type == "meta":
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
@@ -237,22 +229,12 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         return cast("Array", DeviceArray(x.detach())) if x.device.type != "cpu" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
-    except RuntimeError as error:  # a tensor subclass
-        if "Batching rule" in str(error):  # nothing else tells these tensors from others
-            raise DtypeError(
-                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
-                "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
-            ) from None
-        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
-
-
-def _has_memory(x: Any) -> bool:
-    """Has a tensor memory of its own? Those inside of torch.func's transforms have not."""
-    try:
-        x.data_ptr()
-    except RuntimeError:
-        return False
-    return True
+    except RuntimeError as error:  # inside of torch.func, of many gradients at once, or a subclass
+        raise DtypeError(
+            f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}",
+            "inside torch.func clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called, all else "
+            "outside; many gradients at once are computed by torch.func.vjp with torch.func.vmap, and jacrev.",
+        ) from None
 
 
 def _read(torch: Any, x: Any) -> Array:

@@ -97,7 +97,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         else:
             self._kind = self._recorder.check(given)
             if logsumexp is not None:
-                raise self._recorder.refused_logsumexp(given)
+                what = "matrices with another kernel's logsumexp"
+                raise self._recorder.refused(given, what, "AttentionMatrix(…), or leave logsumexp out.")
 
     def _hold(self, call: Call, engine: str | None, state: State | None = None) -> None:
         """Compute with this call, by the engine of this name or the first that can; the rows' states may be known."""
