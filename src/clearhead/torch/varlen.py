@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.core.arrays import as_array
+from clearhead.core.arrays import DeviceArray, as_array
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place

@@ -13,8 +13,18 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.rules import LN2, distances, logits, scaled, score_grad
-from clearhead.engines.gpu.sweeps import over_keys, over_queries, program_strip
-from clearhead.engines.gpu.tiles import indices, key_block, log_weights, mixed, product, query_block, store_rows
+from clearhead.engines.gpu.tiles import (
+    indices,
+    key_block,
+    log_weights,
+    mixed,
+    over_keys,
+    over_queries,
+    product,
+    program_strip,
+    query_block,
+    store_rows,
+)
 
 
 class Loss(NamedTuple):

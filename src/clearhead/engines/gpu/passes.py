@@ -15,7 +15,6 @@ from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, in_one_dtype, kinds, row_kinds
 from clearhead.engines.gpu import MOST_D
-from clearhead.engines.gpu import columns as column_kernels
 from clearhead.engines.gpu import gradients as gradient_kernels
 from clearhead.engines.gpu import rows as row_kernels
 from clearhead.engines.gpu import tensors as gpu
@@ -23,7 +22,7 @@ from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.rules import Inputs, Results, TileSizes
 
 Answers = dict[str, torch.Tensor]
-STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
+STATISTICS = row_kernels.OF_ROWS | row_kernels.OF_COLUMNS
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -104,7 +103,7 @@ def _rows(call: Call, want: Wanted) -> Answers:
             want = Wanted(output=True, keep_float32=want.keep_float32)
         return {**results, "output": torch.cat(outputs, -1)}
     run = Pass(call.with_values(v), "observed")
-    results = run.rooms(row_kinds(problem, v, want, row_kernels.STATISTICS))
+    results = run.rooms(row_kinds(problem, v, want, row_kernels.OF_ROWS))
     if run.heads * problem.queries:  # without keys too: their states are -inf and 0 then
         slots = max(2, next_power_of_2(want.top or 0))
         run.launch(
@@ -118,7 +117,7 @@ def _rows(call: Call, want: Wanted) -> Answers:
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
-    results = run.rooms(kinds(problem, want, want.columns(), column_kernels.STATISTICS))
+    results = run.rooms(kinds(problem, want, want.columns(), row_kernels.OF_COLUMNS))
     _columns(run, state, Results(**results))
     return _arrays(results, call.q)
 
@@ -135,7 +134,7 @@ def weights(call: Call, state: State) -> Array:
 def _columns(run: Pass, state: State, to: Results) -> None:
     if not run.empty:
         programs = run.strips(run.problem.keys) * run.heads
-        run.launch(column_kernels.columns, programs, state=run.states(state), to=to)
+        run.launch(row_kernels.columns, programs, state=run.states(state), to=to)
 
 
 @_there

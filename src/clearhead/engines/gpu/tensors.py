@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from triton import knobs, language, next_power_of_2
 
-from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
+from clearhead.core.arrays import DeviceArray, bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.engines.gpu.rules import RuleArguments, Strided, TileSizes
