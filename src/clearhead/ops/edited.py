@@ -13,7 +13,7 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import Extent, has_axes, is_whole, one_per_head, read_number
+from clearhead.core.rule_values import Extent, has_axes, is_whole, read_heads, read_number
 from clearhead.core.rules import RULES, Rules
 from clearhead.core.spans import parts_of, read_spans
 from clearhead.core.torch_state import graphed, ungraphed
@@ -130,7 +130,7 @@ def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> R
     lead = prefix[:-1]
     labels = [side.reshape(*lead, side.shape[-1]) if side.ndim > 1 else side for side in made[:2]]
     table = made[2].reshape(*lead, *made[2].shape[1:]) if made[2].ndim > 3 else made[2]
-    return cast("Rules", {**rules, "spans": tuple(_like(x, q) for x in (*labels, table))})
+    return cast("Rules", {**rules, "spans": (*labels, table)})
 
 
 def divided(rules: Rules, t: Array, q: Any) -> Rules:
@@ -146,11 +146,10 @@ def divided(rules: Rules, t: Array, q: Any) -> Rules:
 
 
 def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
-    prefix = tuple(q.shape[:-2])
-    sizes = Extent(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
+    sizes = _extent(tuple(q.shape[:-2]), q.shape[-1])
     with ungraphed(), np.errstate(over="ignore"):
         numbers = RULES[name].read(name, value, sizes, {}) / t
-    return float(numbers[0]) if (numbers == numbers[0]).all() else _like(numbers, q)
+    return float(numbers[0]) if (numbers == numbers[0]).all() else numbers
 
 
 def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
@@ -207,20 +206,16 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     return SpanTerm(queries, keys, wide.reshape(numbers.shape))
 
 
-def _like(x: Any, q: Any) -> Any:
-    """A NumPy array as a tensor on q's device where that is a GPU; anything else as it is."""
-    torch = torch_of(q)
-    if torch is None or q.device.type == "cpu" or not isinstance(x, np.ndarray):
-        return x
-    return torch.from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
+def _extent(prefix: tuple[int, ...], d_k: int = 0) -> Extent:
+    return Extent(prefix, prefix[-1] if prefix else 1, 0, 0, d_k, "cpu")
 
 
 def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:
     """The number for each head, (heads,)."""
-    heads = prefix[-1] if prefix else 1
+    sizes = _extent(prefix)
     with ungraphed():
-        several = one_per_head("t", value, heads, len(prefix) + 2) if has_axes(value) else None
-    numbers = np.full(heads, _number("t", value, _T)) if several is None else several
+        several = read_heads("t", value, sizes, {}) if has_axes(value) else None
+    numbers = np.full(sizes.heads, _number("t", value, _T)) if several is None else several
     if not ((numbers >= SMALLEST_T) & (numbers <= 1 / SMALLEST_T)).all():
         wrong = numbers[0] if several is None else shown(numbers.tolist())
         raise RuleError(f"t is {wrong}: expected a number above 0, from 1e-30 to 1e30.", _T)

@@ -200,7 +200,7 @@ def _heads_of(name: str, x: Any, axis: int, chosen: Any) -> Any:
             f"{name} has shape {tuple(x.shape)}: a matrix of two axes is one head, with no axis to choose from."
         )
     try:
-        places = np.arange(x.shape[axis])[chosen if isinstance(chosen, (int, slice)) else list(chosen)]
+        places = np.arange(x.shape[axis])[chosen if isinstance(chosen, (int, slice)) else list(chosen)].copy()
     except (IndexError, TypeError) as error:
         raise SelectionError(f"there are no such heads: {error}.") from None
     return x[(Ellipsis, places, *(slice(None),) * (-axis - 1))]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from triton import language, next_power_of_2
 
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.state import State
@@ -48,7 +49,8 @@ class Pass:
 
     def __init__(self, call: Call, kind: str, g: Array | None = None) -> None:
         problem, q, k, v = call.problem, call.q, call.k, call.v
-        self.problem, self.device, self.number = problem, gpu.device_of(q), gpu.statistics(problem)
+        self.problem, self.device = problem, gpu.device_of(q)
+        self.number = gpu.torch_dtype(statistics_dtype(problem.dtype))
         self.heads = problem.batch * problem.heads
         self.empty = not self.heads * problem.queries * problem.keys
         values = v if g is None else g
@@ -166,7 +168,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         some = slice(start, start + MOST_D)
         part = _gradients(
             call.with_values(v[..., some]), state, replace(upstream, output=output[..., some]),
-            gpu.statistics(call.problem),
+            gpu.torch_dtype(statistics_dtype(call.problem.dtype)),
         )  # fmt: skip
         by_v.append(part.pop("v"))
         sums = {name: sums[name] + x if sums else x for name, x in part.items()}
