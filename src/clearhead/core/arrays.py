@@ -136,6 +136,12 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), as_tensor
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    if tracer is not None and isinstance(x, tracer):
+        raise DtypeError(
+            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
+            "Call it outside of the transformed function, on plain arrays.",
+        )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
