@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from clearhead.core.arrays import DeviceArray
 from clearhead.core.call import describe
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines import triton

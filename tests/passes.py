@@ -14,7 +14,8 @@ from clearhead import engines
 from clearhead.core import visibility
 from clearhead.core.arrays import as_array, statistics_dtype, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Matrix, arrays_of, listed, separate_arrays, smooth
+from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Matrix, arrays_of, listed, smooth
+from clearhead.ops.observation import separate_arrays
 from problems import LAYOUTS, Case
 
 EXAMPLES: dict[str, Any] = {"flag": True, "count": 3, "size": (5, 6)}
@@ -254,20 +255,6 @@ def only_queries(case: Case, start: int, stop: int) -> Case:
         rules["query_lengths"] = np.clip(np.asarray(rules["query_lengths"]) - start, 0, stop - start)
     rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) + start
     return replace(case, q=case.q[..., start:stop, :], rules=rules)
-
-
-def only_keys(case: Case, start: int, stop: int) -> Case:
-    """The case for keys start … stop alone: what one machine of several holds."""
-    rules = _cut(case, (slice(None), slice(start, stop)))
-    if "kv_segments" in rules:
-        rules["kv_segments"] = rules["kv_segments"][..., start:stop]
-    if "spans" in rules:
-        ours, theirs, table = rules["spans"]
-        rules["spans"] = ours, theirs[..., start:stop], table
-    if "kv_lengths" in rules:
-        rules["kv_lengths"] = np.clip(np.asarray(rules["kv_lengths"]) - start, 0, stop - start)
-    rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) - start
-    return replace(case, k=case.k[..., start:stop, :], v=case.v[..., start:stop, :], rules=rules)
 
 
 def only_batch(case: Case, place: int) -> Case:

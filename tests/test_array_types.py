@@ -80,13 +80,13 @@ def test_rules_may_be_tensors_too():
 def test_observations_of_tensors_and_their_merges_are_tensors():
     q, k, v = (torch.from_numpy(normal(6, 4)) for i in range(3))
     wanted: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
-    parts = [ch.AttentionMatrix(q, k[s]).observe(v[s], **wanted) for s in (np.s_[:2], np.s_[2:])]
+    seen = ch.AttentionMatrix(q, k).observe(v, **wanted)
     over_queries = ch.AttentionMatrix(q, k).observe(received=True, peak=True, image=(2, 3), groups=([0] * 6, [1] * 6))
-    for seen in (*parts, parts[0].merge_keys(parts[1]).with_sinks(0.5), over_queries.merge_queries(over_queries)):
-        fields = [getattr(seen, name) for name in seen.__dataclass_fields__ if name in STATISTICS and name != "top"]
-        assert all(isinstance(x, torch.Tensor) for x in (*fields, *(seen.top or ())) if x is not None)
-    assert parts[0].top is not None
-    assert parts[0].top.indices.dtype == torch.int64
+    for each in (over_queries, over_queries.merge_queries(over_queries), seen, seen.merge_queries(seen)):
+        fields = [getattr(each, name) for name in each.__dataclass_fields__ if name in STATISTICS and name != "top"]
+        assert all(isinstance(x, torch.Tensor) for x in (*fields, *(each.top or ())) if x is not None)
+    assert seen.top is not None
+    assert seen.top.indices.dtype == torch.int64
 
 
 def test_a_product_has_the_array_type_of_its_operand():

@@ -158,5 +158,5 @@ def test_a_derivative_from_autograd_goes_in_as_it_comes_out():
     with torch.no_grad():
         E = A.contributions(v, g)
     torch.testing.assert_close(E.by_query(), (g * o).sum(-1).detach())
-    with pytest.raises(DtypeError, match=r"^x requires grad"):
+    with pytest.raises(DtypeError, match=r"^v requires grad"):
         E @ v

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.core.arrays import DeviceArray
 from clearhead.core.axes import Array
-from clearhead.core.device_array import DeviceArray
 from clearhead.errors import DtypeError, EngineError
 from watched import build
 

@@ -39,9 +39,8 @@ ARRAYS: Errors = {
         "hint: v.detach(), or `with torch.no_grad():` around the call.": attention(
             v=torch.ones(2, 2, 5, 3, requires_grad=True)
         ),
-        "k has layout torch.sparse_coo: expected a dense tensor.\n\nhint: k.to_dense() makes one.": attention(
-            k=torch.ones(2, 2).to_sparse()
-        ),
+        "k is of layout torch.sparse_coo: expected a dense tensor of numbers.\n\n"
+        "hint: k.to_dense() makes one.": attention(k=torch.ones(2, 2).to_sparse()),
         "q is int64: expected float64, float32, bfloat16 or float16.\n\n"
         "hint: q.astype(np.float32), or q.float() for a tensor.": attention(q=Q.astype(int)),
         "v is float32 but q is float64: q, k and v must have one dtype.": attention(v=V.astype(np.float32)),
@@ -86,7 +85,6 @@ RULES: Errors = {
         "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.": attention(
             bias=np.ones((6, 5), bool)
         ),
-        "bias is a ragged list: its rows differ in length.": attention(bias=[[1.0, 2.0], [3.0]]),
         "spans[2], the table, is bool: expected a float dtype.\n\n"
         "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.": attention(
             spans=([0] * 6, [0] * 5, TABLE > 0)

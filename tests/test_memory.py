@@ -173,7 +173,7 @@ TOO_LARGE: dict[str, Callable[[], Any]] = {
 
 TEXTS = {
     "every weight": r"weights of shape \(1000000, 1000000\) would take 4\.0 TB, and \S+ GB are",
-    "an image": r"image=\(1000000, 1000000\) of \(queries 4, keys 4\) would take 12\.0 TB, and ",
+    "an image": r"image of shape \(1, 1, 1000000, 1000000\) would take 12\.0 TB, and ",
     "a trace": r"every step of 1,000,000,000,000 weights in float64 would take 40\.0 TB, and ",
 }
 

@@ -12,9 +12,8 @@ import test_gradients
 import test_laws
 import test_parity
 from clearhead import engines
-from clearhead.core.arrays import on_cpu, to_torch
+from clearhead.core.arrays import DeviceArray, on_cpu, to_torch
 from clearhead.core.call import Call
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.effects import Terms
 from clearhead.core.state import State
 from clearhead.engines import portable

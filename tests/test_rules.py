@@ -23,7 +23,6 @@ from clearhead.core.statistics import (
     PER_KEY,
     PER_QUERY,
     STATISTICS,
-    Answers,
     Asked,
     AskedEffects,
     Matrix,
@@ -204,8 +203,9 @@ def want(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_every_list_of_statistics_equals_the_table():
-    assert [field.name for field in fields(Answers)] == [
-        array for name in STATISTICS for array in (arrays_of(name) if name == "logsumexp" else (name,))
+    assert [field.name for field in fields(ch.Observation)] == [
+        *(array for name in STATISTICS for array in (arrays_of(name) if name == "logsumexp" else (name,))),
+        *("queries", "keys", "sinks"),
     ]
     assert {field.name for field in fields(Wanted)} == {*STATISTICS, "of", "order", "keep_float32"}
     assert set(Asked.__annotations__) == set(askable()) == {n for n in vars(Observable) if not n.startswith("_")}

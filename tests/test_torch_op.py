@@ -1,8 +1,6 @@
 """Attention inside PyTorch: autograd, operator checks, compilers, export, autocast, devices, torch.func, refusals."""
 
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -351,10 +349,10 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "torch.jit.trace": (lambda: traced(lambda x: ch.attention(x, x, x)), "torch.jit.trace would record"),
     "torch.jit.trace of the drop-in": (lambda: traced(lambda x: sdpa(x, x, x)), "torch.jit.trace would record"),
     "a trace with a graph": (lambda: traced(lambda x: ch.attention(x, x, x), LEAF), "torch.jit.trace would record"),
-    "a trace under vmap": (lambda: vmap(lambda x: ch.trace(x, x, x).output)(X), "q is inside torch.func"),
+    "a trace under vmap": (lambda: vmap(lambda x: ch.trace(x, x, x).output)(X), "q is a Tensor whose numbers"),
     "a masked tensor": (
         lambda: ch.attention(*(masked() for _ in "qkv")),
-        "q is a masked tensor, and a mask of its own is not read here",
+        "q is a masked tensor, and its mask is not read",
     ),
 }  # fmt: skip
 

@@ -383,7 +383,7 @@ def test_reprs_are_short_and_list_what_was_recorded(small: Any):
     one = repr(small[0])
     assert one.startswith("Observation(queries 11, keys 11")
     assert "received (2, 4, 11)" in one
-    assert "top (2, 4, 11, 2)" in one
+    assert "top Top(weights (2, 4, 11, 2)" in one
     assert "\n" not in one
     assert len(repr(small.layer(0))) < 500
 

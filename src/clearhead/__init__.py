@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import scaled as scaled
     from clearhead.changing.edits import tempered as tempered
     from clearhead.changing.edits import values_like as values_like
-    from clearhead.core.statistics import Answers as Answers
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
     from clearhead.diagnosing.diagnose import diagnose_weights as diagnose_weights
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 # No module beside this one is called like a public name: importing it would put the module in the name's place.
 _HOMES = {
-    "Answers": "core.statistics",
     "AttentionMatrix": "ops.matrix",
     "EffectMatrix": "ops.causes",
     "Explanation": "explaining.explanation",

@@ -1,13 +1,11 @@
 """The definition of attention: axes, arrays, rules, the problem, visibility, statistics and the definition.
 
 axes           the names of axes, and shapes as errors print them
-arrays         arrays of any kind in, the same kind out; device_array: those in a GPU's memory
+arrays         arrays of any kind in, the same kind out; DeviceArray: those in a GPU's memory
 rule_values    reads and checks the value of each rule; rules: the table of all rules and of the axes of their values
 problem        shapes and rules of one call, validated once; visibility: which query may attend to which key
-selections     which queries or keys an argument means
 statistics     the table of what can be observed; observations: reads and checks what a caller asks of a matrix
 effects        what single edges did: the formulas, and what a row must know for them
-merging        how two partial answers become one
 definition     what attention is, over blocks of rows (block) and array namespaces (namespace); state: of a softmax
 room           checks that results fit in memory; files, array_files: atomic writing and checked reading of files
 """

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.torch_state import carries_tangent, has_dual_level, plain, transforms
 from clearhead.errors import DerivativeError, DtypeError
 
@@ -22,6 +21,84 @@ bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.float16))
 
 Restore = Callable[[Array], Any]
+
+
+class DeviceArray:
+    """A tensor in a GPU's memory; engines for that GPU use its `tensor`, all others refuse it.
+
+    One that wraps a tensor in the CPU's memory is for Triton's interpreter; its device is then "interpreter".
+    """
+
+    __array_ufunc__ = None  # NumPy must not compute with it: arithmetic belongs in kernels
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    @property
+    def device(self) -> str:
+        name = str(self.tensor.device)
+        return "interpreter" if name == "cpu" else name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.tensor.ndim
+
+    @property
+    def size(self) -> int:
+        return self.tensor.numel()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        name = str(self.tensor.dtype).removeprefix("torch.")
+        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> "DeviceArray":
+        """Basic indexing, and integer arrays; a negative step copies, since PyTorch has no negative strides."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if Ellipsis in [part for part in parts if part is Ellipsis]:
+            place = next(place for place, part in enumerate(parts) if part is Ellipsis)
+            count = sum(part is not None for part in parts) - 1
+            parts = (*parts[:place], *[slice(None)] * (self.ndim - count), *parts[place + 1 :])
+        tensor, axis = self.tensor, 0
+        plain: list[Any] = []
+        for part in parts:
+            if isinstance(part, slice) and part.step is not None and part.step < 0:
+                chosen = range(tensor.shape[axis])[part]
+                tensor = tensor.flip(axis)
+                last = tensor.shape[axis] - 1
+                part = slice(last - chosen[0], last - chosen[-1] + 1, -chosen.step) if chosen else slice(0, 0)
+            elif isinstance(part, np.ndarray):
+                part = self._places(part)
+            plain.append(part)
+            axis += part is not None
+        return DeviceArray(tensor[tuple(plain)])
+
+    def __add__(self, other: "DeviceArray") -> "DeviceArray":
+        return DeviceArray(self.tensor + other.tensor)
+
+    def reshape(self, *shape: Any) -> "DeviceArray":
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return DeviceArray(self.tensor.reshape(sizes))
+
+    def swapaxes(self, first: int, second: int) -> "DeviceArray":
+        return DeviceArray(self.tensor.transpose(first, second))
+
+    def copy(self) -> "DeviceArray":
+        return DeviceArray(self.tensor.clone())
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> "DeviceArray":
+        return DeviceArray(self.tensor.to(getattr(sys.modules["torch"], np.dtype(dtype).name), copy=copy))
+
+    def _places(self, places: Any) -> Any:
+        return sys.modules["torch"].from_numpy(np.ascontiguousarray(places)).to(self.tensor.device)
 
 
 def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]:
@@ -98,10 +175,8 @@ def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
     if isinstance(x, (int, float, bool, list, tuple, np.generic)):
         try:
             return np.asarray(x)
-        except ValueError:
-            raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
-        except Exception as error:  # a stranger's member may raise anything
-            raise DtypeError(f"{name} is a {type(x).__name__} whose members are no numbers: {error}") from None
+        except Exception as error:  # a ragged list's; a stranger's member may raise anything
+            raise DtypeError(f"{name} is no array of numbers: {error}") from None
     array = as_array(x, name)[0]
     return array if device_of(array) == device else on_cpu(array)
 
@@ -164,31 +239,30 @@ def check_tensor(x: Any, name: str) -> None:
     usual = type(x) in (torch.Tensor, torch.nn.Parameter)
     if usual and x.layout == torch.strided and not (x.is_quantized or x.is_nested or torch.jit.is_tracing()):
         return
-    what, hint = "", ""
     if not isinstance(x, torch.Tensor):
-        what, hint = f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})"
-    elif torch.jit.is_tracing():
-        what = f"torch.jit.trace would record what comes of {name} as a constant."
-        hint = "torch.export.export records attention as an operator, and so does torch.compile."
-    elif torch.nn.parameter.is_lazy(x):
-        what = f"{name} is a parameter that has no shape yet: expected a tensor of numbers."
-        hint = "a lazy module makes its parameters when it first runs."
-    elif x.is_quantized:
-        what, hint = f"{name} is quantised: expected a float dtype.", f"{name}.dequantize()"
-    elif x.is_nested:
-        what = f"{name} is a nested tensor: expected a dense one."
-        hint = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and "
-        hint += "give query_segments and kv_segments."
-    elif x.layout != torch.strided:
-        what, hint = f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one."
-    elif isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())):
-        what = f"{name} is a DTensor: expected a plain tensor."
-        hint = f"where q is one too, attention and A.observe take DTensors; {name}.full_tensor() is the whole."
-    elif isinstance(x, getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())):
-        what = f"{name} is a masked tensor, and a mask of its own is not read here."
-        hint = f"{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend."
-    if what:
-        raise DtypeError(what, hint)
+        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
+    if torch.jit.is_tracing():
+        raise DtypeError(
+            f"torch.jit.trace would record what comes of {name} as a constant.",
+            "torch.export.export records attention as an operator, and so does torch.compile.",
+        )
+    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    masked = getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())
+    pad = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths."
+    for odd, what, hint in (
+        (
+            torch.nn.parameter.is_lazy(x),
+            "a parameter that has no shape yet",
+            "a lazy module makes it when it first runs.",
+        ),
+        (x.is_quantized, "quantised", f"{name}.dequantize()"),
+        (x.is_nested, "a nested tensor", pad),
+        (isinstance(x, distributed), "a DTensor", f"where q is one too, attention and A.observe take {name}."),
+        (isinstance(x, masked), "a masked tensor, and its mask is not read", f"{name}.get_data(), and mask=…"),
+        (x.layout != torch.strided, f"of layout {x.layout}", f"{name}.to_dense() makes one."),
+    ):
+        if odd:
+            raise DtypeError(f"{name} is {what}: expected a dense tensor of numbers.", hint)
 
 
 def same(array: Array) -> Array:
@@ -221,17 +295,11 @@ def as_tensor(array: Array) -> Any:
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
-    transformed = transforms()
-    if has_dual_level() and not transformed and carries_tangent(x):
+    if has_dual_level() and not transforms() and carries_tangent(x):
         raise DerivativeError(
             f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no "
             "forward-mode derivative.",
             "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
-        )
-    if transformed and not _has_memory(x):
-        raise DtypeError(
-            f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
-            "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
         )
     if x.device.type == "meta":
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
@@ -244,22 +312,12 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         return cast("Array", DeviceArray(x.detach())) if x.device.type != "cpu" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
-    except RuntimeError as error:  # a tensor subclass
-        if "Batching rule" in str(error):  # nothing else tells these tensors from others
-            raise DtypeError(
-                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
-                "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
-            ) from None
-        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
-
-
-def _has_memory(x: Any) -> bool:
-    """Has a tensor memory of its own? Those inside of torch.func's transforms have not."""
-    try:
-        x.data_ptr()
-    except RuntimeError:
-        return False
-    return True
+    except RuntimeError as error:  # inside of torch.func, of many gradients at once, or a subclass
+        raise DtypeError(
+            f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}",
+            "inside torch.func clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called, all else "
+            "outside; many gradients at once are computed by torch.func.vjp with torch.func.vmap, and jacrev.",
+        ) from None
 
 
 def _read(torch: Any, x: Any) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead.core.arrays import (
+    DeviceArray,
     Restore,
     as_array,
     as_tensor,
@@ -22,7 +23,6 @@ from clearhead.core.arrays import (
     unrepeated,
 )
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, heads_first
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem, apart, is_number, problem_of, with_arrays
 from clearhead.core.rules import BROADCAST, FIELDS, Rules, check_names
 

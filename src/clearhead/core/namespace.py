@@ -5,9 +5,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array, to_torch
+from clearhead.core.arrays import DeviceArray, as_rule_array, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.device_array import DeviceArray
 
 _FEW = 64  # entries that are picked one by one; more are found by sorting all
 _WITHOUT_FLOAT64 = ("mps", "xpu")

@@ -4,7 +4,6 @@ The table of what can be observed is in statistics.py; ops/observation.py holds 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -13,10 +12,9 @@ from clearhead.core import room
 from clearhead.core.arrays import FLOATS, as_array, as_rule_array, autocast, broadcast, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import as_int64, whole_number
+from clearhead.core.rule_values import as_int64, read_flag, whole_number
 from clearhead.core.statistics import (
     ORDERS,
-    PER_KEY,
     PER_QUERY,
     STATISTICS,
     Groups,
@@ -25,11 +23,8 @@ from clearhead.core.statistics import (
     Wanted,
     arrays_of,
     askable,
-    listed,
 )
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown, unknown
-
-_PER_QUERY, _PER_KEY = listed(axes=PER_QUERY), listed(axes=PER_KEY)
 
 
 def wanted(
@@ -60,12 +55,7 @@ def wanted(
     if of == "weights":
         return Wanted(output=output, **read)
     want = Wanted(of=of, order=cast("Order", order), **read)
-    itemsize = statistics_dtype(problem.dtype).itemsize
-    sizes = {axis: getattr(problem, axis) for axis in WEIGHTS}
-    for name in want.names():
-        shape = want.shape(name, sizes)
-        taken = len(arrays_of(name, of)) * room.array_bytes(shape, 8 + itemsize)
-        room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
+    check_room(problem, want)
     return want
 
 
@@ -92,25 +82,19 @@ def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:
 
     No other memory grows with the input, so this can be checked before any work.
     """
-    cells, pixels = problem.batch * problem.heads, (0 if want.image is None else prod(want.image))
-    labels, top = 0 if want.groups is None else prod(want.groups.counts), want.top or 0
-    per_row = width + len(_PER_QUERY) + top
-    if 16 * cells * (problem.queries * per_row + len(_PER_KEY) * problem.keys + pixels + labels) <= room.SMALL:
-        return  # a short call spends no time here
-    itemsize = statistics_dtype(problem.dtype).itemsize
-    rows, summed = cells * problem.queries, itemsize + 8  # sums are float64 until they are complete
-    counts = "" if want.groups is None else " by ".join(f"{count:,}" for count in want.groups.counts)
-    fewer = "fewer queries at a time: q[..., :4096, :]."
-    size = {
-        ("the output", fewer): rows * width * (itemsize if want.keep_float32 else problem.dtype.itemsize) * want.output,
-        ("statistics per query", fewer): rows * itemsize * len(_PER_QUERY),
-        ("statistics per key", "fewer keys."): cells * problem.keys * summed * len({*want.names()} & {*_PER_KEY}),
-        (f"top={top:,}", "top=8"): rows * top * (itemsize + 8),
-        (f"image={want.image}", "image=(256, 256)"): cells * pixels * summed,
-        (f"groups of {counts} labels", "labels are 0, 1, 2, …, one per group."): cells * labels * summed,
-    }
-    what, hint = max(size, key=lambda name: size[name])
-    room.check_room(f"{what} of {named(problem.shape, WEIGHTS)}", sum(size.values()), hint, problem.device)
+    axes, usual = {axis: getattr(problem, axis) for axis in WEIGHTS} | {"d_v": width}, statistics_dtype(problem.dtype)
+    sizes: dict[str, int] = {}
+    for name in want.names():
+        shape, each = want.shape(name, axes), usual.itemsize
+        if name == "output" and not want.keep_float32:
+            each = problem.dtype.itemsize
+        elif want.of == "effects" or STATISTICS[name].axes != PER_QUERY:
+            each += 8  # a sum is float64 until it is complete, and an index has 8 bytes
+        sizes[f"{name} of shape {shape}"] = room.array_bytes(shape, each) * len(arrays_of(name, want.of))
+    if sum(sizes.values()) > room.SMALL:
+        largest = max(sizes, key=lambda name: sizes[name])
+        hint = "ask for less at a time, or of fewer queries: observe(queries=slice(0, 4096))."
+        room.check_room(largest, sum(sizes.values()), hint, problem.device)
 
 
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
@@ -127,12 +111,6 @@ def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
     cells = np.arange(chosen.start, chosen.stop)
     overlap = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return slice(first, last), np.maximum(overlap, 0.0) / step
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    return bool(value)
 
 
 def _size(name: str, value: Any) -> tuple[int, int] | None:
@@ -155,7 +133,7 @@ def _two_sides(name: str, value: Any) -> Any:
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "flag": _flag,
+    "flag": read_flag,
     "count": lambda name, value: None if value is None else whole_number(name, value, 1, hint=f"{name}=8"),
     "size": _size,
     "labels": _two_sides,
@@ -218,10 +196,3 @@ def values_of(problem: Problem, v: Any, *heads: int) -> Array:
     Raises ShapeError or DtypeError where it does not fit.
     """
     return operand(problem, as_array(autocast(v), "v", problem.device)[0], "v", problem.keys, heads)[0]
-
-
-def check_transposed(problem: Problem, columns: Array) -> None:
-    """Raise SizeError where Aᵀ·g for these columns (batch, 1 or heads, queries, d) is larger than memory."""
-    shape = (problem.batch, problem.heads, problem.keys, columns.shape[-1])
-    size = room.array_bytes(shape, statistics_dtype(problem.dtype).itemsize)
-    room.check_room(f"Aᵀ·g of shape {shape}", size, "give fewer columns of g.", problem.device)

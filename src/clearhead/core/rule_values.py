@@ -270,13 +270,13 @@ def spread(array: Array, shape: tuple[int, ...]) -> Array:
     return broadcast(joined, (prod(lead), *(1, *shape)[-3:]))
 
 
-def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array:
+def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one number per query head, (heads,), as float64; where q has 2 axes a single number will do.
 
     Raises ShapeError, DtypeError, or RuleError for a number that is not finite or too large; only a sink may be -inf.
     """
-    array = as_rule_array(value, name)
-    if array.shape != (heads,) and not (ndim == 2 and array.ndim == 0):
+    array, heads = as_rule_array(value, name), sizes.heads
+    if array.shape != (heads,) and (sizes.prefix or array.ndim):
         raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
@@ -289,11 +289,6 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array:
     if name in ("scale", "alibi_slopes"):
         check_size(name, numbers, divides=name == "scale")
     return numbers
-
-
-def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
-    """Read one number per query head, as `one_per_head`."""
-    return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
 
 
 def has_axes(value: Any) -> bool:

@@ -69,12 +69,6 @@ def merged(xp: Any, first: State, *others: State) -> State:
     return State(largest, xp.log(xp.where(total == 0, 1.0, total)))
 
 
-def of_sinks(sinks: Any, largest: Array) -> State:
-    """The state of each row's sink alone, sinks (heads,) or one number; a row that sees nothing has no sink."""
-    each = sinks[:, None] if np.ndim(sinks) else sinks
-    return State(np.where(np.isneginf(largest), -np.inf, each), np.zeros(largest.shape))
-
-
 def of_logsumexp(logsumexp: Array) -> State | None:
     """The state by a log-sum-exp in one number; None where some is so large that its rounding shows in the weights."""
     finite = np.isfinite(logsumexp)

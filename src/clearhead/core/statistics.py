@@ -2,7 +2,7 @@
 
 All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
 how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
-`AskedEffects`, `Wanted`, `Answers` and the methods of matrices repeat it for type checkers and for readers; a test
+`AskedEffects`, `Wanted`, `Observation` and the methods of matrices repeat it for type checkers and for readers; a test
 compares them. Each engine declares the statistics that it computes, and is never asked for another.
 """
 
@@ -218,53 +218,6 @@ class Wanted:
         return replace(self, groups=self.groups._replace(queries=self.groups.queries[:, as_slice(queries)]))
 
 
-@dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Answers:
-    """What was observed, (…, heads, …); None where it was not asked for.
-
-    Returned by `EffectMatrix.observe`, where each field has the answer of the method of its name, and by `varlen_attn`;
-    `AttentionMatrix.observe` returns an Observation. The log-sum-exp is there as two arrays, the rows' `state`, which
-    has digits that their sum may not have.
-
-    >>> import numpy as np, clearhead as ch
-    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cut_effects(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
-    Answers(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
-    """
-
-    output: Any = None
-    largest: Any = None
-    log_sum: Any = None
-    max_logit: Any = None
-    entropy: Any = None
-    received: Any = None
-    peak: Any = None
-    by_key: Any = None
-    by_query: Any = None
-    top: Any = None  # a Top; of effects, a Ranked
-    strongest: Strongest | None = None
-    distance: Any = None
-    diagonal: Any = None
-    image: Any = None  # an array; of effects, a SignedImage
-    groups: Any = None
-
-    def __repr__(self) -> str:
-        return brief(type(self).__name__, {**self.statistics(), "logsumexp": self.largest})
-
-    @property
-    def logsumexp(self) -> Any:
-        """The sum of `largest` and `log_sum`."""
-        return None if self.largest is None else self.largest + self.log_sum
-
-    @property
-    def state(self) -> State | None:
-        """`largest` and `log_sum`."""
-        return None if self.largest is None else State(self.largest, self.log_sum)
-
-    def statistics(self) -> dict[str, Any]:
-        """All statistics by name, None for those not requested; the log-sum-exp as a State."""
-        return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
-
-
 def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
     """The statistics of a matrix of which all these facts hold, in the order of the table.
 
@@ -305,15 +258,6 @@ def joined_arrays(arrays: Mapping[str, Any], of: Matrix = "weights") -> dict[str
         kind = one.of.get(of)
         if kind not in (None, State) and arrays_of(name, of)[0] in result:
             result[name] = kind(*(result.pop(array) for array in arrays_of(name, of)))
-    return result
-
-
-def separate_arrays(answers: Answers, of: Matrix = "weights") -> dict[str, Any]:
-    """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
-    result: dict[str, Any] = {}
-    for name, value in answers.statistics().items():
-        if value is not None:
-            result |= zip(arrays_of(name, of), value if isinstance(value, tuple) else (value,), strict=True)
     return result
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from clearhead.core.arrays import statistics_dtype, to_device_of
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.merging import sink_weights
 from clearhead.core.namespace import astype, beside, namespace, raw, wrapped
 from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Wanted, arrays_of
@@ -72,7 +71,7 @@ def gradients(
     xp, dtype = namespace(raw(q)), statistics_dtype(problem.dtype)
     kept, loss = ({name: astype(raw(x), dtype) for name, x in some.items()} for some in (answers, by))
     rows = xp.zeros_like(kept["log_sum"], dtype=xp.float64)  # dL_i - Σ_j a_ij·dA_ij - dH_i
-    shares = 0.0 if problem.sinks is None else sink_weights(xp, beside(problem.sinks, rows), _state(kept))
+    shares = 0.0 if problem.sinks is None else _sink_weights(xp, beside(problem.sinks, rows), _state(kept))
     if "log_sum" in by:
         rows += loss["log_sum"]
     if "output" in by:
@@ -91,6 +90,13 @@ def gradients(
         total = xp.where(shares == 0, 0.0, shares * (rows + loss.get("entropy", 0.0))).sum((0, 2))
         result["sinks"] = wrapped(total, q)
     return result
+
+
+def _sink_weights(xp: Any, sinks: Any, state: State) -> Any:
+    """exp((sink - m_i) - l_i), (batch, heads, queries); 0 for a row without visible keys."""
+    empty = xp.isneginf(state.largest)
+    above = sinks[:, None] - xp.where(empty, 0.0, state.largest)
+    return xp.exp(xp.where(empty, -np.inf, above - state.log_sum))
 
 
 def _state(answers: Mapping[str, Any]) -> State:

@@ -6,7 +6,7 @@ torch_recomputed.py. Nodes are made only where something may differentiate or ma
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from itertools import compress
 from typing import Any, cast
@@ -20,10 +20,10 @@ from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe, known
 from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.problem import Problem
-from clearhead.core.rules import BROADCAST
+from clearhead.core.rules import BROADCAST, FIELDS
 from clearhead.core.statistics import listed
 from clearhead.core.torch_state import has_dual_level, transforms
-from clearhead.derivatives import backward, batching, torch_recomputed
+from clearhead.derivatives import backward, torch_recomputed
 from clearhead.derivatives.arguments import LABELS, Task, part
 from clearhead.derivatives.recomputed import INPUTS, Tensors, still_of
 from clearhead.engines import native
@@ -33,6 +33,7 @@ Compute = Callable[[Task, Tensors], Tensors]
 _uncompiled: list[Compute] = []  # one that compilers leave alone
 _USUAL = "output largest log_sum"  # which the compiled kernel answers with the tensors as they are, as in `attention`
 _FUSED = frozenset({*listed(derivative="row"), *listed(derivative="key"), "log_sum"})
+_AXES = {**FIELDS, **dict(zip(LABELS, (("batch", "queries"), ("batch", "keys")), strict=True))}  # of what is no operand
 
 
 def compute(task: Task, x: Tensors) -> Tensors:
@@ -87,7 +88,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, task: Task, names: tuple[str, ...], *tensors: Tensor) -> Any:
-        results = batching.mapped(compute, task, dict(zip(names, tensors, strict=True)), dims[2:], info.batch_size)
+        results = mapped(compute, task, dict(zip(names, tensors, strict=True)), dims[2:], info.batch_size)
         return tuple(results.values()), (0,) * len(results)
 
 
@@ -211,3 +212,55 @@ def _as_input(problem: Problem, rows: range, name: str, x: Tensor, array: Array 
 
 def _tensor(array: Array) -> Tensor:
     return cast("Tensor", to_torch(torch, array))
+
+
+def mapped(run: Compute, task: Task, x: Tensors, dims: Sequence[int | None], count: int) -> Tensors:
+    """The answers of `count` calls with the calls' axis in front; `dims` has that of each tensor, None: it is shared.
+
+    They are one call whose first batch axis is that of the calls, to the same bits; or, where numbers of heads or of
+    batch entries differ between calls, one call after the other.
+    """
+    axes, names = dict(zip(x, dims, strict=True)), task.answers.split()
+    gradient = bool(part(x, "by"))
+    together = _folded(x, axes, count, names if gradient else ())
+    if together is None:
+        one = [run(task, {name: _at(y, axes[name], place) for name, y in x.items()}) for place in range(max(1, count))]
+        return {name: torch.stack([each[name] for each in one])[:count] for name in names}
+    answers = run(task, together)
+    if gradient:
+        return {name: y.reshape(count, *_at(x[name], axes[name], 0).shape) for name, y in answers.items()}
+    flat = _rank(x["q"], axes["q"]) == 2
+    return {name: y.squeeze(1) if flat else y for name, y in answers.items()}
+
+
+def _rank(x: Tensor, axis: int | None) -> int:
+    return x.ndim - (axis is not None)
+
+
+def _at(x: Tensor, axis: int | None, place: int) -> Tensor:
+    """A tensor of one call; zeros where there is no call."""
+    if axis is None:
+        return x
+    return x.select(axis, place) if x.shape[axis] else x.new_zeros((*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def _folded(x: Tensors, axes: dict[str, int | None], count: int, wanted: Sequence[str]) -> Tensors | None:
+    """The tensors of all calls as those of one; None where one call cannot hold them.
+
+    wanted   the inputs whose gradients are wanted, which are one for each call
+    """
+    rank, result = _rank(x["q"], axes["q"]), {}
+    for name, y in x.items():
+        axis, kind = axes[name], _AXES.get(name)
+        each = axis is not None or name in wanted
+        if kind is None or (each and name in BROADCAST):
+            y = y.expand(count, *y.shape) if axis is None else y.movedim(axis, 0)
+        if kind is None:  # q, k, v, g, results and what is upstream of them, whose batch axes are those of q
+            result[name] = y.unsqueeze(1) if rank == 2 else y  # an axis for the one head
+        elif name in BROADCAST:
+            result[name] = y.reshape(count, *(1,) * (max(rank, 3) - y.ndim + 1), *y.shape[1:]) if each else y
+        elif each or (kind[0] == "batch" and y.ndim >= len(kind)):
+            return None
+        else:
+            result[name] = y.reshape(-1) if rank == 2 and kind == ("heads",) else y
+    return result

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.core.rules import EVERYWHERE, check_supported, turned_on
 from clearhead.core.statistics import STATISTICS, arrays_of
-from clearhead.derivatives import batching, function
+from clearhead.derivatives import function
 from clearhead.derivatives.arguments import Task, part
 from clearhead.derivatives.recomputed import Tensors
 from clearhead.errors import DerivativeError, RuleError
@@ -84,7 +84,7 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
 
 
 def _mapped(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
-    results = batching.mapped(observe, *_read(*inputs), dims[0], info.batch_size)
+    results = function.mapped(observe, *_read(*inputs), dims[0], info.batch_size)
     return [*results.values()], [0] * len(results)
 
 

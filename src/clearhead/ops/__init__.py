@@ -4,7 +4,7 @@ attention          attention() and plan()
 matrix             AttentionMatrix
 lazy_matrix        what NumPy may ask of a matrix that is never stored
 observable         one method for each statistic
-causes             EffectMatrix: what each edge did; spans_cut: whole spans
+causes             EffectMatrix: what each edge did, and whole spans
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one, a softcap for each head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged

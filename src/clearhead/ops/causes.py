@@ -1,6 +1,7 @@
 """EffectMatrix: what every edge did, exact at the head's output and never stored; contributions and cuts.
 
-core/effects.py has the formulas; the engines compute tiles of it.
+core/effects.py has the formulas; the engines compute tiles of it. Whole spans of keys are cut here: the answer of a
+span, and that of all other keys, each by itself.
 """
 
 from dataclasses import replace
@@ -9,38 +10,38 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.core import room
 from clearhead.core.arrays import (
     as_array,
     broadcast,
-    device_of,
     on_cpu,
     statistics_dtype,
     to_device_of,
     unrepeated,
 )
-from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.call import Call
-from clearhead.core.effects import Kind, Terms, read_rest, terms_of_cuts
+from clearhead.core.effects import Kind, Terms, alone, joined, read_rest, terms_of_cuts
 from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.rules import with_options
+from clearhead.core.state import State
 from clearhead.core.statistics import (
     STATISTICS,
-    Answers,
     AskedEffects,
+    Groups,
     Order,
     Ranked,
     SignedImage,
     Strongest,
-    joined_arrays,
+    Wanted,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import RuleError, ShapeError
 from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix
-from clearhead.ops.spans_cut import cut_spans
+from clearhead.ops.observation import Observation, observation
 
 Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
+_NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
 class EffectMatrix(Shown, LazyMatrix):
@@ -82,8 +83,9 @@ class EffectMatrix(Shown, LazyMatrix):
 
     @property
     def call(self) -> Call:
-        """q, k and the rules."""
-        return self._weights.call
+        """q, k, v and the rules."""
+        call: Call = self._weights.call
+        return call.with_values(self._v)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,28 +99,6 @@ class EffectMatrix(Shown, LazyMatrix):
 
     def __repr__(self) -> str:
         return f"EffectMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
-
-    def __getitem__(self, key: Any) -> Any:
-        """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.
-
-        Returns and raises what indexing an AttentionMatrix does. O(queries·keys·(d_k + d_v)) time for what cuts need of
-        every row, the first time; then O(effects·(d_k + d_v)).
-
-        >>> import numpy as np, clearhead as ch
-        >>> v, ones = np.array([[1.0], [0.0], [4.0]]), np.ones((3, 1))
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(v, ones)[0, ::-1].round(3)
-        array([1.058, 0.   , 0.471])
-        """
-        return self._by_index(key)
-
-    def __matmul__(self, x: Any) -> Any:
-        """E·x, (…, heads, queries, d); x (…, heads or kv_heads, keys, d), or one for all heads, (keys,) or (keys, d).
-
-        The result is in E's dtype, of x's kind; E.T @ x takes (…, heads, queries, d). Raises ShapeError or DtypeError
-        for an x that does not fit, SizeError where the result is larger than memory. O(queries·keys·(d_k + d_v + d))
-        time, O(queries + keys) memory.
-        """
-        return self._product(x)
 
     def spans(self, query_groups: Any, key_groups: Any) -> Any:
         """What g·o changes by when a query may see no key of a span at all, summed over the queries of each group.
@@ -143,15 +123,15 @@ class EffectMatrix(Shown, LazyMatrix):
         problem = self.call.problem
         want = wanted(problem, {"groups": (query_groups, key_groups)}, of="effects")
         assert want.groups is not None
-        result = cut_spans(self._engine, self.call.with_values(self._v), self._g, want.groups).astype(self.dtype)
+        result = _cut_spans(self._engine, self.call, self._g, want.groups).astype(self.dtype)
         return self._restore(problem.restore(result))
 
     @with_options
-    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Answers:
+    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Observation:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
-        groups=(query_groups, key_groups): what the methods of these names answer. Returns Answers; what was not
+        groups=(query_groups, key_groups): what the methods of these names answer. Returns an Observation; what was not
         asked for is None. Raises UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit,
         SizeError for answers larger than memory, all before any work. O(queries·keys·(d_k + d_v)) time,
         O(queries + keys) memory beyond the answers.
@@ -164,16 +144,15 @@ class EffectMatrix(Shown, LazyMatrix):
         """
         problem = self.call.problem
         want = wanted(problem, asked, of="effects", order=order)
-        if not want.names():
-            return Answers()
         if 0 in self.shape:
             zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
             arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
         else:
-            arrays = dict(self._engine.columns(self.call.with_values(self._v), self._terms, want))
+            arrays = dict(self._engine.columns(self.call, self._terms, want))
         strongest = _take_strongest(arrays, problem.keys, asked.get("strongest"))
-        answers = joined_arrays({name: self._restore(problem.restore(x)) for name, x in arrays.items()}, "effects")
-        return Answers(**answers, strongest=strongest and Strongest(*map(self._restore, strongest)))
+        answers = {name: self._restore(problem.restore(x)) for name, x in arrays.items()}
+        seen = observation(answers, problem.queries, problem.keys, of="effects")
+        return seen if strongest is None else replace(seen, strongest=Strongest(*map(self._restore, strongest)))
 
     def by_key(self) -> Any:
         """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
@@ -256,36 +235,22 @@ class EffectMatrix(Shown, LazyMatrix):
         state = self._weights.state
         if self.kind != "cut":
             return Terms(self.kind, state)
-        others = self._engine.others(self.call.with_values(self._v), self._g)
+        others = self._engine.others(self.call, self._g)
         return terms_of_cuts(others, self.call.problem.sinks, state)
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Engine:  # type: ignore[override]
         return self._weights.effect_engine()
 
-    def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        terms = self._terms.part(batches, heads, rows).among(cols)
-        call = self.call.with_values(self._v).take(batches=batches, heads=heads, queries=rows, keys=cols)
-        return self._engine.weights(call, terms)
+    def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> Terms:
+        return self._terms.part(batches, heads, rows).among(cols)
 
-    def _product(self, x: Any, *, transposed: bool = False) -> Any:
-        problem = self.call.problem
-        array, restore = as_array(x, "x", problem.device)
-        long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
-        if transposed:
-            long, heads, result = problem.queries, (problem.heads, 1), problem.keys
-        operands, vector = operand(problem, array, "x", long, heads)
-        size = (problem.batch, problem.heads, result, operands.shape[-1])
-        room.check_room(
-            f"a product of shape {size}", room.array_bytes(size, 8), "give fewer columns of x.", problem.device
-        )
-        if 0 in (*self.shape, *size):
-            product = to_device_of(np.zeros(size, self.dtype), operands)
-        else:
-            multiply = self._engine.transposed if transposed else self._engine.product
-            product = multiply(self.call.with_values(self._v), self._terms, operands)
-        whole = problem.restore(product)
-        return restore(whole[..., 0] if vector else whole)
+    def _multiply(self, columns: Array, *, transposed: bool) -> Array:
+        result = self.call.problem.keys if transposed else self.call.problem.queries
+        if 0 in (*self.shape, columns.shape[-1]):
+            size = (*self._g.shape[:2], result, columns.shape[-1])
+            return to_device_of(np.zeros(size, self.dtype), columns)
+        return (self._engine.transposed if transposed else self._engine.product)(self.call, self._terms, columns)
 
 
 def contributions(weights: Any, v: Any, g: Any) -> EffectMatrix:
@@ -299,7 +264,6 @@ def cut_effects(weights: Any, v: Any, g: Any, rest: Any) -> EffectMatrix:
     if read_rest(rest) == "renormalise":
         return EffectMatrix("cut", weights, values, along)
     dtype = statistics_dtype(values.dtype)
-    _check_room(values, dtype)
     shifted = on_cpu(values).astype(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = (shifted[:, :, :1] if weights.call.problem.sinks is None else 0) - shifted
@@ -327,14 +291,8 @@ def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
     if len(dtypes) == 1:
         return weights, v, g
     dtype = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
-    _check_room(v, dtype)
     known = weights.known_state if statistics_dtype(dtype) == weights.dtype else None
     return weights.with_call(weights.call.astype(dtype), known), v.astype(dtype), g.astype(dtype)
-
-
-def _check_room(v: Array, dtype: np.dtype[Any]) -> None:
-    size = room.array_bytes(v.shape, dtype.itemsize)
-    room.check_room(f"v in {dtype}", size, "give fewer columns of v.", device_of(v))
 
 
 def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> Strongest | None:
@@ -350,3 +308,92 @@ def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> S
     order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
     query, key = np.divmod(place[order], max(1, keys))
     return Strongest(batch[order], head[order], query, key, value[order])
+
+
+def _cut_spans(engine: Engine, call: Call, g: Array, groups: Groups) -> Array:
+    """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
+
+    A span of several runs of keys is joined from them by their states; float64, in the CPU's memory.
+    """
+    problem = call.problem
+    counts = groups.counts
+    result = np.zeros((problem.batch, problem.heads, *counts))
+    if 0 in (*result.shape, problem.queries, problem.keys):
+        return result
+    step = max(1, _NUMBERS // (problem.heads * counts[1]))
+    along = on_cpu(g)
+    for batch in range(problem.batch):
+        for rows in blocks(problem.queries, step):
+            part = call.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
+            answers = _of_spans(engine, part, along[batch, :, rows], groups.keys[batch], counts[1])
+            labels, change = groups.queries[batch, rows], _changes(*answers, problem.sinks)
+            with np.errstate(invalid="ignore"):  # inf - inf
+                for into, each in zip(result[batch], change, strict=True):
+                    np.add.at(into, labels[labels >= 0], each[labels >= 0])
+    return result
+
+
+@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
+def _of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) -> tuple[State, Array]:
+    """The state and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
+
+    call     of one batch item
+    g        (heads, queries, d_v)
+    labels   the span of each key, (keys,)
+
+    Without sinks. Answers over disjoint keys merge by `joined`.
+    """
+    problem, q, k, v = call.problem, call.q, call.k, call.v
+    assert v is not None
+    shape = problem.heads, problem.queries, count + 1
+    state, mean = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
+    edges = np.flatnonzero(np.diff(labels)) + 1
+    want = Wanted(output=True, logsumexp=True, keep_float32=True)
+    for start, stop in zip([0, *map(int, edges)], [*map(int, edges), len(labels)], strict=True):
+        span = int(labels[start]) if labels[start] >= 0 else count
+        values = v[:, :, start:stop].astype(statistics_dtype(problem.dtype))  # so that no engine rounds its weights
+        part = replace(problem.take(keys=range(start, stop)), sinks=None)
+        result = engine.rows(Call(part, q, k[:, :, start:stop], values), want)
+        *one, output = (on_cpu(result[name])[0].astype(np.float64) for name in (*State._fields, "output"))
+        before = State(*(x[..., span] for x in state)), mean[..., span]
+        whole, average = joined(before, (State(*one), (output * g).sum(axis=-1)))
+        for x, y in zip((*state, mean), (*whole, average), strict=True):
+            x[..., span] = y
+    return state, mean
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _changes(state: State, mean: Array, sinks: Array | None) -> Array:
+    """What g·o changes by without each span, (…, heads, queries, spans), by `_of_spans` of all keys; sinks (heads,).
+
+    What all others answer is summed from those before and after, so nothing is subtracted; without the strongest span,
+    whose share may be all of 1, they are weighed anew.
+    """
+    if sinks is not None:
+        seen = ~np.isneginf(state.largest).all(axis=-1)
+        rest = State(*(x[..., -1] for x in state)), mean[..., -1]
+        more = alone(np.where(seen, sinks[:, None], -np.inf), np.zeros(seen.shape))
+        (largest, log_sum), average = joined(rest, more)
+        for x, y in zip((*state, mean), (largest, log_sum, average), strict=True):
+            x[..., -1] = y
+    best = np.arange(mean.shape[-1]) == state.largest.argmax(axis=-1)[..., None]
+    weights, weaker = (_weights(State(np.where(none, -np.inf, state.largest), state.log_sum)) for none in (False, best))
+    parts, left = (_others(weights * mean), _others(weights)), (weaker * np.where(best, 0.0, mean), weaker)
+    total, weight = (np.where(best, x.sum(axis=-1, keepdims=True), y) for x, y in zip(left, parts, strict=True))
+    others = np.where(weight == 0, 0.0, total / weight)
+    share = weights / np.where(weights.sum(axis=-1, keepdims=True) == 0, 1.0, weights.sum(axis=-1, keepdims=True))
+    change: Array = (share * (others - mean))[..., :-1]
+    return change
+
+
+def _weights(state: State) -> Array:
+    """The weight of each span beside the one of the largest logit; 0 where all are empty."""
+    top = state.largest.max(axis=-1, keepdims=True)
+    return np.exp(state.largest - np.where(np.isneginf(top), 0.0, top) + state.log_sum)
+
+
+def _others(x: Array) -> Array:
+    """The sum of all others along the last axis, of those before and those after."""
+    before, after = (np.cumsum(side, axis=-1) for side in (x, x[..., ::-1]))
+    none = np.zeros((*x.shape[:-1], 1))
+    return np.concatenate([none, before[..., :-1]], -1) + np.concatenate([after[..., -2::-1], none], -1)

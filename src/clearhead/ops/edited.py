@@ -5,6 +5,7 @@ logits/t are those of rules whose numbers are divided by t. So q and k are share
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -12,12 +13,11 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import LEAST_FACTOR, MOST_FACTOR, Extent, has_axes, one_per_head, read_number
+from clearhead.core.rule_values import Extent, has_axes, is_whole, read_heads, read_number
 from clearhead.core.rules import RULES, Rules
-from clearhead.core.selections import in_words, members
 from clearhead.core.spans import parts_of, read_spans
 from clearhead.core.torch_state import graphed, ungraphed
-from clearhead.errors import RuleError, shown
+from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops.span_terms import SpanTerm, combined
 
 LARGEST = float(np.finfo(np.float32).max)  # of what `boost` adds: sums of these stay finite in float64
@@ -112,8 +112,8 @@ class Editable:
         *prefix, rows, columns = self.shape
         lead = tuple(prefix[:-1])
         sides = {"queries": (queries, rows), "keys": (keys, columns)}
-        chosen = {side: members(side, value, size, lead) for side, (value, size) in sides.items()}
-        said = [f"{side}={in_words(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
+        chosen = {side: _chosen(side, value, size, lead) for side, (value, size) in sides.items()}
+        said = [f"{side}={_in_words(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
         words = f"{name}({', '.join(said + [f'{one}={value}' for one, value in more.items()])})"
         labels = {side: np.where(yes, 0, -1) for side, yes in chosen.items()}
         term = SpanTerm(labels["queries"], labels["keys"], np.full((1, 1, 1, 1), amount))
@@ -130,7 +130,7 @@ def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> R
     lead = prefix[:-1]
     labels = [side.reshape(*lead, side.shape[-1]) if side.ndim > 1 else side for side in made[:2]]
     table = made[2].reshape(*lead, *made[2].shape[1:]) if made[2].ndim > 3 else made[2]
-    return cast("Rules", {**rules, "spans": tuple(_like(x, q) for x in (*labels, table))})
+    return cast("Rules", {**rules, "spans": (*labels, table)})
 
 
 def divided(rules: Rules, t: Array, q: Any) -> Rules:
@@ -146,14 +146,10 @@ def divided(rules: Rules, t: Array, q: Any) -> Rules:
 
 
 def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
-    prefix = tuple(q.shape[:-2])
-    sizes = Extent(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
+    sizes = _extent(tuple(q.shape[:-2]), q.shape[-1])
     with ungraphed(), np.errstate(over="ignore"):
         numbers = RULES[name].read(name, value, sizes, {}) / t
-    size = np.abs(numbers)
-    if not ((size == 0) | ((size >= LEAST_FACTOR) & (size <= MOST_FACTOR))).all():
-        raise RuleError(f"t is {shown(t.tolist())}: scale/t would lie outside 1e-30 to 1e18.", _T)
-    return float(numbers[0]) if (numbers == numbers[0]).all() else _like(numbers, q)
+    return float(numbers[0]) if (numbers == numbers[0]).all() else numbers
 
 
 def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
@@ -162,10 +158,7 @@ def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
             f"t is {shown(t.tolist())}, and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.",
             "give all heads the same t, or A.part(batch, head).tempered(t): one head's matrix.",
         )
-    cap = float(value) / float(t[0])
-    if not LEAST_FACTOR <= cap <= MOST_FACTOR:
-        raise RuleError(f"t is {t[0]}: softcap/t would lie outside 1e-30 to 1e18.", _T)
-    return cap
+    return float(value) / float(t[0])
 
 
 _OVER: dict[str, Callable[[str, Any, Array, Any], Any]] = {
@@ -213,20 +206,16 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     return SpanTerm(queries, keys, wide.reshape(numbers.shape))
 
 
-def _like(x: Any, q: Any) -> Any:
-    """A NumPy array as a tensor on q's device where that is a GPU; anything else as it is."""
-    torch = torch_of(q)
-    if torch is None or q.device.type == "cpu" or not isinstance(x, np.ndarray):
-        return x
-    return torch.from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
+def _extent(prefix: tuple[int, ...], d_k: int = 0) -> Extent:
+    return Extent(prefix, prefix[-1] if prefix else 1, 0, 0, d_k, "cpu")
 
 
 def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:
     """The number for each head, (heads,)."""
-    heads = prefix[-1] if prefix else 1
+    sizes = _extent(prefix)
     with ungraphed():
-        several = one_per_head("t", value, heads, len(prefix) + 2) if has_axes(value) else None
-    numbers = np.full(heads, _number("t", value, _T)) if several is None else several
+        several = read_heads("t", value, sizes, {}) if has_axes(value) else None
+    numbers = np.full(sizes.heads, _number("t", value, _T)) if several is None else several
     if not ((numbers >= SMALLEST_T) & (numbers <= 1 / SMALLEST_T)).all():
         wrong = numbers[0] if several is None else shown(numbers.tolist())
         raise RuleError(f"t is {wrong}: expected a number above 0, from 1e-30 to 1e30.", _T)
@@ -240,3 +229,45 @@ def _number(name: str, value: Any, hint: str) -> float:
         return read_number(name, value, 0.0)
     except RuleError as error:
         raise RuleError(error.what, hint) from None
+
+
+def _chosen(name: str, value: Any, size: int, lead: tuple[int, ...]) -> Array:
+    """Which of the positions 0 … size-1 are chosen, bool (batch, size); (1, size) where that holds for every batch.
+
+    Raises SelectionError for a value that is no index of one axis, and for one that chooses nothing.
+    """
+    if value is None:
+        return np.ones((1, size), bool)
+    flags, index = np.zeros((1, size), bool), value
+    if not isinstance(value, slice):
+        index = as_rule_array([*value] if isinstance(value, range) else value, name)
+        if index.dtype.kind == "b" and index.shape == (*lead, size):
+            flags, index = index.reshape(prod(lead), size), slice(0)
+        elif not index.size:
+            index = slice(0)
+        elif not index.ndim and index.dtype.kind == "b":  # which NumPy takes for an index of all
+            index = None
+    try:
+        flags[0][index if index is not None else str(value)] = True
+    except (IndexError, TypeError, ValueError) as error:
+        wanted = f"a position, a list of positions, a slice, or True and False for each of {size}"
+        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", f"NumPy says: {error}.") from None
+    if not flags.any():
+        raise SelectionError(f"{name} is {shown(value)}: it chooses none of {size} {name}.", f"{name}=None is all.")
+    return flags
+
+
+def _in_words(value: Any, chosen: Array) -> str:
+    """What was given as one writes it in an index, such as 4:8 or [0, 3]; many positions as their number.
+
+    chosen   what `_chosen` read
+    """
+    if isinstance(value, slice):
+        sides = (value.start, value.stop) if value.step is None else (value.start, value.stop, value.step)
+        return ":".join("" if side is None else str(side) for side in sides)
+    if is_whole(value):
+        return str(value)
+    places = np.flatnonzero(chosen)
+    if len(chosen) == 1 and len(places) <= 8:
+        return str(places.tolist())
+    return f"{len(places)} of {chosen.shape[1] if len(chosen) == 1 else chosen.shape}"

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from clearhead.core import room
-from clearhead.core.arrays import as_rule_array, to_device_of
+from clearhead.core.arrays import as_array, as_rule_array, to_device_of
 from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
 from clearhead.core.call import Call
-from clearhead.core.rule_values import read_slice
+from clearhead.core.effects import Terms
+from clearhead.core.observations import operand
+from clearhead.core.state import State
+from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
@@ -86,21 +89,24 @@ class NeverStored(NDArrayOperatorsMixin):
 
 
 class LazyMatrix(NeverStored):
-    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says how tiles and products are computed.
+    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says what a tile and a product need.
 
     words   what its numbers are called, and what to ask for instead of too many of them
     """
 
     words: tuple[str, str]
+    _engine: Engine
 
     if TYPE_CHECKING:
 
         @property
         def call(self) -> Call: ...
 
-        def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array: ...
+        def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State | Terms:
+            """What the engine must know of these rows to compute a tile of these keys; None is all."""
 
-        def _product(self, x: Any, *, transposed: bool = False) -> Any: ...
+        def _multiply(self, columns: Array, *, transposed: bool) -> Array:
+            """The product with columns (batch, one of the numbers of heads, queries or keys, d)."""
 
     @property
     def T(self) -> "TransposedMatrix":  # noqa: N802
@@ -109,8 +115,41 @@ class LazyMatrix(NeverStored):
 
     mT = T  # noqa: N815
 
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights or effects by integers, slices with steps and Ellipsis; only those asked for are computed.
+
+        Returns an array of the indexed shape in the matrix's dtype, of q's kind. Raises SelectionError for any other
+        index or one outside its axis, SizeError for more numbers than fit in memory, RuleError while PyTorch records a
+        graph. O(rows·keys·d_k) time for the log-sum-exp, or O(queries·keys·(d_k + d_v)) for what cuts need of every
+        row, the first time; then O(numbers·d_k), of effects O(numbers·(d_k + d_v)).
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)[1:, :2].round(3)
+        array([[0.36 , 0.64 ],
+               [0.264, 0.264]])
+        >>> v, ones = np.array([[1.0], [0.0], [4.0]]), np.ones((3, 1))
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(v, ones)[0, ::-1].round(3)
+        array([1.058, 0.   , 0.471])
+        """
+        return self._by_index(key)
+
+    def __matmul__(self, v: Any) -> Any:
+        """A·v or E·v, (…, heads, queries, d_v); of weights the same bits as `attention`.
+
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). The result is of v's kind, of
+        effects in E's dtype; A.T @ g and E.T @ g take (…, heads, queries, d). Raises ShapeError or DtypeError for a v
+        that does not fit, SizeError where the result is larger than memory. O(queries·keys·(d_k + d_v)) time,
+        O(queries + keys) memory. torch.compile traces `@` of tensors only: use `A.observe(v).output` there.
+
+        >>> import numpy as np, clearhead as ch
+        >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
+        array([0.   , 0.64 , 1.207])
+        """
+        return self._product(v)
+
     def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
         call = self.call
+        problem = call.problem
         ranges, shape, swap = read_index(key, self.shape, transposed=transposed)
         if 0 in shape:
             tile = to_device_of(np.empty(shape, self.dtype), call.q)
@@ -118,13 +157,28 @@ class LazyMatrix(NeverStored):
             if prod(shape) * 8 > room.SMALL:
                 what, instead = self.words
                 size = prod(shape) * self.dtype.itemsize
-                room.check_room(f"{what} of shape {shape}", size, instead, call.problem.device)
+                room.check_room(f"{what} of shape {shape}", size, instead, problem.device)
             *lead, rows, cols = ranges
-            *chosen, heads = lead or [range(1)]
-            sizes = call.problem.prefix[:-1]
-            batches = np.arange(call.problem.batch).reshape(sizes)[np.ix_(*chosen)].reshape(-1)
-            tile = self._tile(batches, heads, rows, cols).reshape(shape)
+            *places, heads = lead or [range(1)]
+            batches = np.arange(problem.batch).reshape(problem.prefix[:-1])[np.ix_(*places)].reshape(-1)
+            every = heads == range(problem.heads) and np.array_equal(batches, np.arange(problem.batch))
+            chosen: tuple[Any, Any] = (None, None) if every else (batches, heads)
+            known = self._known(*chosen, rows, cols)
+            tile = self._engine.weights(call.take(*chosen, rows, cols), known).reshape(shape)
         return call.restore(tile.swapaxes(-1, -2) if swap else tile)
+
+    def _product(self, x: Any, *, transposed: bool = False) -> Any:
+        problem = self.call.problem
+        name, length, heads, result = "v", problem.keys, (problem.kv_heads, problem.heads), problem.queries
+        if transposed:
+            name, length, heads, result = "g", problem.queries, (problem.heads, 1), problem.keys
+        array, restore = as_array(x, name, problem.device)
+        columns, vector = operand(problem, array, name, length, heads)
+        shape = (problem.batch, problem.heads, result, columns.shape[-1])
+        size = room.array_bytes(shape, self.dtype.itemsize)
+        room.check_room(f"a product of shape {shape}", size, f"give fewer columns of {name}.", problem.device)
+        whole = problem.restore(self._multiply(columns, transposed=transposed))
+        return restore(whole[..., 0] if vector else whole)
 
     def _restore(self, x: Array) -> Any:
         """Turn a result in the caller's axes into the kind of array that q is, where q lies."""
@@ -191,26 +245,24 @@ def read_index(
         raise SelectionError("an index can have only one Ellipsis (`...`).")
     if absent < 0:
         raise SelectionError(f"{len(parts)} indices for {len(shape)} axes: the matrix is {named(sizes, axes)}.")
-    ranges = [range(size) for size in sizes]
-    tile: list[int | None] = [*sizes]  # the length of each axis, None for one that goes
-    for place, part in enumerate(parts):
-        axis = place if place < dots[0] else place + absent
-        if isinstance(part, slice):
-            ranges[axis] = read_slice(f"the slice of axis {axis}", part, sizes[axis])
-            tile[axis] = len(ranges[axis])
-            continue
+    parts[dots[0] : dots[0]] = [slice(None)] * absent
+    ranges: list[range] = []
+    tile: list[int | None] = []  # the length of each axis, None for one that goes
+    for axis, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         try:
-            if isinstance(part, (bool, np.bool_)):
+            if isinstance(part, bool):
                 raise TypeError
-            one = as_index(part)
+            picked: Any = range(size)[part if isinstance(part, slice) else as_index(part)]
+        except IndexError:
+            what = f"index {part} is outside axis {axis}: the matrix is {named(sizes, axes)}."
+            raise SelectionError(what) from None
         except Exception:  # a stranger's __index__ may raise anything
             raise SelectionError(
                 f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
                 "A[...][that] indexes a stored copy.",
             ) from None
-        if not -sizes[axis] <= one < sizes[axis]:
-            raise SelectionError(f"index {one} is outside axis {axis}: the matrix is {named(sizes, axes)}.")
-        ranges[axis], tile[axis] = range(one % sizes[axis], one % sizes[axis] + 1), None
+        ranges.append(picked if isinstance(part, slice) else range(picked, picked + 1))
+        tile.append(len(picked) if isinstance(part, slice) else None)
     swap = transposed and None not in tile[-2:]
     if transposed:
         ranges[-2:], tile[-2:] = ranges[:-3:-1], tile[:-3:-1]

@@ -13,7 +13,7 @@ from clearhead.core.arrays import as_array, autocast, broadcast, statistics_dtyp
 from clearhead.core.axes import WEIGHTS, Array, named, part_of
 from clearhead.core.call import Call, Given, describe
 from clearhead.core.effects import Rest
-from clearhead.core.observations import check_room, check_transposed, operand, values_of, wanted
+from clearhead.core.observations import values_of, wanted
 from clearhead.core.rule_values import read_place, read_slice
 from clearhead.core.rules import Rules, flat, with_options
 from clearhead.core.state import State
@@ -97,7 +97,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         else:
             self._kind = self._recorder.check(given)
             if logsumexp is not None:
-                raise self._recorder.refused_logsumexp(given)
+                what = "matrices with another kernel's logsumexp"
+                raise self._recorder.refused(given, what, "AttentionMatrix(…), or leave logsumexp out.")
 
     def _hold(self, call: Call, engine: str | None, state: State | None = None) -> None:
         """Compute with this call, by the engine of this name or the first that can; the rows' states may be known."""
@@ -121,18 +122,26 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     @property
     def call(self) -> Call:
         """q, k and the rules, read and validated. Raises RuleError while PyTorch records a graph for them."""
-        return self._call or self._plain("weights read by index", "A[…]; A @ v and A.observe keep the graph.").call
+        if self._recorder is None and self._call is not None:
+            return self._call
+        return self._call_for("weights read by index", "A[…]; A @ v and A.observe keep the graph.")
 
-    def _plain(self, what: str, call: str) -> "AttentionMatrix":
-        """The matrix for `what`, of which no graph is kept. Raises RuleError while PyTorch records one."""
-        if self._call is not None:
-            return self
-        assert self._given is not None
-        recorder = self._recorder_with()
-        if recorder is not None:
-            raise recorder.refused(self._given, what, call)
-        q, k, rules, engine, num_threads = self._given
-        return AttentionMatrix(q, k, engine=engine, num_threads=num_threads, **rules)
+    def _call_for(self, what: str, instead: str) -> Call:
+        """The call for `what`, of which no graph is kept. Raises RuleError while PyTorch records one."""
+        if self._recorder is not None and self._given is not None:
+            recorder = self._recorder_with()
+            if recorder is not None:
+                raise recorder.refused(self._given, what, instead)
+            if self._call is None:
+                q, k, rules, engine, num_threads = self._given
+                self._hold(describe(q, k, None, rules, num_threads), engine)
+        assert self._call is not None
+        return self._call
+
+    def _plain(self, what: str, instead: str) -> "AttentionMatrix":
+        """The matrix for `what`, of which no graph will be kept either. Raises as `_call_for`."""
+        call = self._call_for(what, instead)
+        return self if self._recorder is None else self.with_call(call, self._state)
 
     @property
     def state(self) -> State:
@@ -202,30 +211,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         after = f", after {', '.join(self._edits)}" if self._edits else ""
         return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored{after}"
 
-    def __getitem__(self, key: Any) -> Any:
-        """Exact weights by integers, slices with steps and Ellipsis; only the weights asked for are computed.
-
-        Returns an array of the indexed shape in the matrix's dtype, of q's kind. Raises SelectionError for any other
-        index or one outside its axis, SizeError for more weights than fit in memory, RuleError while PyTorch records a
-        graph. O(rows·keys·d_k) time for the log-sum-exp, the first time; then O(weights·d_k).
-
-        >>> import numpy as np, clearhead as ch
-        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)[1:, :2].round(3)
-        array([[0.36 , 0.64 ],
-               [0.264, 0.264]])
-        """
-        return self._by_index(key)
-
-    def _tile(self, batches: Array, heads: range, rows: range, cols: range) -> Array:
-        plain = self if self._call is not None else self._plain("weights read by index", "A[…]")
-        if plain._state is None and plain.size <= _SMALL:
-            plain.state  # noqa: B018  of all rows: then it is there for the next index
-        call = plain.call
-        chosen: tuple[Array | None, range | None] = batches, heads
-        if heads == range(call.problem.heads) and np.array_equal(batches, np.arange(call.problem.batch)):
-            chosen = None, None
-        state = plain._state_of(*chosen, rows) or engines.state_of(plain._engine, call.take(*chosen, rows))
-        return plain._engine.weights(call.take(*chosen, rows, cols), state)
+    def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State:
+        del cols
+        if self._state is None and self.size <= _SMALL:
+            self.state  # noqa: B018  of all rows: then it is there for the next index
+        known = self._state_of(batches, heads, rows)
+        return known or engines.state_of(self._engine, self.call.take(batches, heads, rows))
 
     def _part(self, batches: Array | None, heads: range | None, queries: range | None = None) -> "AttentionMatrix":
         """The matrix of some batch items, heads or queries, with their rows' states if these are known.
@@ -238,36 +229,16 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         """The states of some batches, heads and queries if they are known."""
         return None if self._state is None else State(*(part_of(x, *part) for x in self._state))
 
-    def __matmul__(self, v: Any) -> Any:
-        """A·v, (…, heads, queries, d_v), the same bits as `attention`.
-
-        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). Raises what `attention`
-        raises for v. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory. torch.compile traces `@` of tensors
-        only: use `A.observe(v).output` there.
-
-        >>> import numpy as np, clearhead as ch
-        >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
-        array([0.   , 0.64 , 1.207])
-        """
-        return self._product(v)
-
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         recorder = self._recorder or self._recorder_with(x)
         if recorder is not None:
             return (recorder.transposed if transposed else recorder.mix)(self._given, x)
-        plain = self._plain("products", "A @ v")
-        call, problem, engine = plain.call, plain.call.problem, plain._engine
-        array, restore = as_array(x if transposed else autocast(x), "g" if transposed else "v", problem.device)
+        return super()._product(x if transposed else autocast(x), transposed=transposed)
+
+    def _multiply(self, columns: Array, *, transposed: bool) -> Array:
         if transposed:
-            columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
-            check_transposed(problem, columns)
-            result = engine.transposed(call, plain.state, columns)
-        else:
-            columns, vector = operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))
-            check_room(problem, _OUTPUT, columns.shape[-1])
-            result = engine.rows(call.with_values(columns), _OUTPUT)["output"]
-        whole = problem.restore(result)
-        return restore(whole[..., 0] if vector else whole)
+            return self._engine.transposed(self.call, self.state, columns)
+        return self._engine.rows(self.call.with_values(columns), _OUTPUT)["output"]
 
     @with_options
     @explained(askable())
@@ -297,11 +268,10 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         if recorder is not None:
             seen: Observation = recorder.observe(self._given, v, asked, queries)
             return seen
-        plain, rows = self._plain("statistics", "A.observe(…)"), range(self.shape[-2])[queries]
-        problem = plain.call.problem
+        problem, rows = self.call.problem, range(self.shape[-2])[queries]
         want = wanted(problem, asked, output=v is not None).for_queries(rows)
         values = None if v is None else values_of(problem, v, problem.kv_heads)
-        part = plain if rows == range(problem.queries) else plain._part(None, None, rows)
+        part = self if rows == range(problem.queries) else self._part(None, None, rows)
         engine = engines.able(part._engine, part.call.problem, want, part._asked_engine)
         result = engines.answer(engine, part.call.with_values(values), want, part._state)
         if "largest" in result:
@@ -370,13 +340,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         >>> ch.AttentionMatrix(np.ones((2, 4, 3, 8)), np.ones((2, 4, 3, 8))).part(batch=1, head=3).shape
         (1, 1, 3, 3)
         """
-        plain = self._plain("parts", "A.part(batch)")
-        problem, heads = plain.call.problem, None
+        problem, heads = self._call_for("parts", "A.part(batch)").problem, None
         batches = np.array([read_place("batch", batch, problem.batch)])
         if head is not None:
             place = read_place("head", head, problem.heads)
             heads = range(place, place + 1)
-        return plain._part(batches, heads)
+        return self._part(batches, heads)
 
 
 def with_state(matrix: AttentionMatrix, state: State) -> AttentionMatrix:

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from clearhead.core.statistics import Answers, Asked, Top
+from clearhead.core.statistics import Asked, Top
+from clearhead.ops.observation import Observation
 
 
 class Observable:
@@ -16,7 +17,7 @@ class Observable:
 
     if TYPE_CHECKING:
 
-        def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Answers:
+        def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
             """Everything asked for, together."""
 
     def logsumexp(self) -> Any:

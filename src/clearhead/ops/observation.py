@@ -1,84 +1,76 @@
-"""Observation: the statistics computed by one call of `observe`, and how partial ones are merged."""
+"""Observation: the statistics computed by one call of `observe`, and how those over disjoint queries are merged.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+Rows' states are final, so such parts are concatenated, added or reduced to the larger; `STATISTICS` says which of these
+applies to each statistic.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from clearhead.core import merging, room
-from clearhead.core import state as states
 from clearhead.core.arrays import as_host_array
-from clearhead.core.axes import as_slice, brief
-from clearhead.core.rule_values import one_per_head, read_place, read_slice
+from clearhead.core.axes import Array, brief
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Answers, Top, joined_arrays
+from clearhead.core.statistics import STATISTICS, Matrix, Strongest, arrays_of, joined_arrays
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Observation(Answers):
-    """The requested statistics by name; None for those not requested. Returned by `AttentionMatrix.observe`.
+class Observation:
+    """What was observed, (…, heads, …), by name; None for what was not requested.
 
-    Arrays are of q's kind; statistics are float32, or float64 for float64, and the output has q's dtype. The
-    log-sum-exp is kept as its rows' largest logits and what is added to these (`largest` and `log_sum`). Axes are those
-    that `observe` lists, after the matrix's leading axes. `queries` and `keys` are how many it covers. copy.copy shares
-    the arrays; copy.deepcopy, pickle, multiprocessing and torch.save copy them (torch.load needs weights_only=False),
-    and raise RuleError for tensors that PyTorch computed in a graph.
+    Returned by `observe` of AttentionMatrix and of EffectMatrix, where each field has the answer of the method of its
+    name, and by `varlen_attn`. Arrays are of q's kind; statistics are float32, or float64 for float64, and the output
+    has q's dtype. The log-sum-exp is kept as two arrays, each row's largest logit and what is added to it (`largest`
+    and `log_sum`), which have digits that their sum may not have. `queries` and `keys` are how many it covers. It is
+    copied and pickled with its arrays (torch.load needs weights_only=False).
 
     >>> import numpy as np, clearhead as ch
     >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
     >>> seen.received.round(2), seen.entropy
     (array([1.33, 0.67]), None)
+    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cut_effects(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
+    Observation(queries 3, keys 3, by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
     """
 
-    top: Top | None = None
+    output: Any = None
+    largest: Any = None
+    log_sum: Any = None
+    max_logit: Any = None
+    entropy: Any = None
+    received: Any = None
+    peak: Any = None
+    by_key: Any = None
+    by_query: Any = None
+    top: Any = None  # a Top; of effects, a Ranked
+    strongest: Strongest | None = None
+    distance: Any = None
+    diagonal: Any = None
+    image: Any = None  # an array; of effects, a SignedImage
+    groups: Any = None
     queries: int = 0
     keys: int = 0
     sinks: bool = False  # True where the log-sum-exp and the weights include a sink
 
-    def merge_keys(self, other: "Observation") -> "Observation":
-        """Merge this result over some keys with one over the keys that follow, for the same queries.
+    def __repr__(self) -> str:
+        result = {**self.statistics(), "logsumexp": self.largest}
+        return brief("Observation", {"queries": self.queries, "keys": self.keys, **result})
 
-        Exact: outputs and row statistics are weighted by exp(L_part - L). Both parts need their log-sum-exp, and must
-        have been computed without sinks; `with_sinks` adds those at the end. Returns an Observation over all these
-        keys. Raises DtypeError when `other` is no Observation; RuleError when a part has no log-sum-exp, has sinks, has
-        a column statistic (which needs the final log-sum-exp), or lacks a statistic that the other has; ShapeError when
-        the parts have different queries. O(queries·d_v) time and memory.
-        Source: Milakov & Gimelshein 2018, section 3.1.
+    @property
+    def logsumexp(self) -> Any:
+        """The sum of `largest` and `log_sum`."""
+        return None if self.largest is None else self.largest + self.log_sum
 
-        >>> import numpy as np, clearhead as ch
-        >>> q, k, v = np.ones((2, 4)), np.eye(6, 4), np.eye(6, 3)
-        >>> part = [ch.AttentionMatrix(q, k[s]).observe(v[s], logsumexp=True) for s in (np.s_[:3], np.s_[3:])]
-        >>> bool(np.allclose(part[0].merge_keys(part[1]).output, ch.attention(q, k, v)))
-        True
-        """
-        _check_part(other)
-        for part in (self, other):
-            _check_without_sinks(part)
-        result = merging.over_keys(self.statistics(), other.statistics(), self.keys)
-        return observation(result, queries=self.queries, keys=self.keys + other.keys)
+    @property
+    def state(self) -> State | None:
+        """`largest` and `log_sum`."""
+        return None if self.largest is None else State(self.largest, self.log_sum)
 
-    def with_sinks(self, sinks: Any) -> "Observation":
-        """The same result with one extra logit per head, (heads,), in each row's denominator.
-
-        Raises RuleError as `merge_keys` does, and what `attention` raises for sinks. O(queries·d_v) time and memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> seen = ch.AttentionMatrix(np.zeros((1, 2)), np.zeros((3, 2))).observe(np.ones((3, 1)), logsumexp=True)
-        >>> seen.with_sinks([0.0]).output
-        array([[0.75]])
-        """
-        _check_without_sinks(self)
-        merging.check_weighable(self.statistics())
-        if sinks is None:
-            return self
-        largest = as_host_array(self.largest, "logsumexp")[0]
-        heads = largest.shape[-2] if largest.ndim > 1 else 1
-        logits = one_per_head("sinks", sinks, heads, largest.ndim + 1)
-        kept = states.of_sinks(logits if largest.ndim > 1 else logits[0], largest)
-        result = merging.weighed(self.statistics(), {"logsumexp": kept}, self.keys)
-        return observation(result, queries=self.queries, keys=self.keys, sinks=True)
+    def statistics(self) -> dict[str, Any]:
+        """All statistics by name, None for those not requested; the log-sum-exp as a State."""
+        return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
@@ -94,7 +86,8 @@ class Observation(Answers):
         >>> parts[0].merge_queries(parts[1]).received
         array([1., 1., 1., 1.])
         """
-        _check_part(other)
+        if not isinstance(other, Observation):
+            raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
         if self.keys != other.keys:
             raise ShapeError(
                 f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys."
@@ -113,7 +106,17 @@ class Observation(Answers):
                     f"{high_other}.",
                     "choose heights so that each pixel covers equally many queries, and one width.",
                 )
-        result = merging.over_queries(self.statistics(), other.statistics())
+        parts, result = (self.statistics(), other.statistics()), {}
+        for name in STATISTICS:
+            one, more = (part[name] for part in parts)
+            if (one is None) != (more is None):
+                has, lacks = ("first", "second") if more is None else ("second", "first")
+                raise RuleError(
+                    f"the {has} part has {name}, the {lacks} has not: it cannot be joined.",
+                    f"observe both parts with {'v' if name == 'output' else name}, or neither.",
+                )
+            if one is not None:
+                result[name] = _merged(name, one, more)
         return observation(result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
@@ -131,65 +134,67 @@ class Observation(Answers):
         for name, value in result.items():
             axis = -len(STATISTICS[name].axes)  # the heads lead
             if isinstance(value, tuple):
-                result[name] = type(value)(*(_pick_heads(name, x, axis, chosen) for x in value))
+                result[name] = type(value)(*(_heads_of(name, x, axis, chosen) for x in value))
             elif value is not None:
-                result[name] = _pick_heads(name, value, axis, chosen)
+                result[name] = _heads_of(name, value, axis, chosen)
         return observation(result, queries=self.queries, keys=self.keys, sinks=self.sinks)
 
-    def __repr__(self) -> str:
-        result = self.statistics() | {"top": None if self.top is None else self.top.weights}
-        result["logsumexp"] = self.largest
-        return brief("Observation", {"queries": self.queries, "keys": self.keys, **result})
 
-    def __copy__(self) -> "Observation":
-        return replace(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and deep copies. Raises RuleError for tensors that PyTorch computed in a graph."""
-        arrays = {**self.statistics(), "top": self.top and self.top.weights, "logsumexp": self.log_sum}
-        for name, x in arrays.items():
-            if getattr(x, "grad_fn", None) is not None:
-                raise RuleError(
-                    f"{name} belongs to PyTorch's graph, which cannot be copied.", "observe under torch.no_grad()"
-                )
-        return Observation, tuple(getattr(self, field.name) for field in fields(self))
-
-
-def observation(result: dict[str, Any], queries: int, keys: int, *, sinks: bool = False) -> Observation:
+def observation(
+    result: dict[str, Any], queries: int, keys: int, *, sinks: bool = False, of: Matrix = "weights"
+) -> Observation:
     """An Observation from statistics, or an engine's arrays, by name; `sinks` says whether the problem had any."""
     state: State | None = result.pop("logsumexp", None)
-    arrays = joined_arrays(result) | ({} if state is None else state._asdict())
+    arrays = joined_arrays(result, of) | ({} if state is None else state._asdict())
     return Observation(**arrays, queries=queries, keys=keys, sinks=sinks)
 
 
-def _check_part(other: Any) -> None:
-    if not isinstance(other, Observation):
-        raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
+def separate_arrays(seen: Observation, of: Matrix = "weights") -> dict[str, Any]:
+    """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
+    result: dict[str, Any] = {}
+    for name, value in seen.statistics().items():
+        if value is not None:
+            result |= zip(arrays_of(name, of), value if isinstance(value, tuple) else (value,), strict=True)
+    return result
 
 
-def _check_without_sinks(part: Observation) -> None:
-    if part.sinks:
-        raise RuleError(
-            "a part has sinks in its denominators already: they would count twice.",
-            "observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks).",
-        )
-
-
-def _pick_heads(name: str, value: Any, axis: int, chosen: Any) -> Any:
+def _heads_of(name: str, x: Any, axis: int, chosen: Any) -> Any:
     """Index the heads axis, after checking that it exists and has those heads."""
-    if value.ndim < -axis:
+    if x.ndim < -axis:
         raise SelectionError(
-            f"{name} has shape {tuple(value.shape)}: a matrix of two axes is one head, with no axis to choose from."
+            f"{name} has shape {tuple(x.shape)}: a matrix of two axes is one head, with no axis to choose from."
         )
-    count = value.shape[axis]
-    if isinstance(chosen, slice):
-        places: Any = as_slice(read_slice("heads", chosen, count))
-        if places.step is not None and places.step < 0:
-            places = list(range(count)[places])
-    elif isinstance(chosen, (list, tuple, range)) or (isinstance(chosen, np.ndarray) and chosen.ndim == 1):
-        room.check_room("the heads chosen", len(chosen) * 8, "name each head once.")
-        places = [read_place("head", head, count) for head in chosen]
-    else:
-        places = read_place("head", chosen, count)
-    rest = (slice(None),) * (-axis - 1)
-    return value[(Ellipsis, np.array(places, np.int64) if isinstance(places, list) else places, *rest)]
+    try:
+        places = np.arange(x.shape[axis])[chosen if isinstance(chosen, (int, slice)) else list(chosen)].copy()
+    except (IndexError, TypeError) as error:
+        raise SelectionError(f"there are no such heads: {error}.") from None
+    return x[(Ellipsis, places, *(slice(None),) * (-axis - 1))]
+
+
+def _merged(name: str, one: Any, more: Any) -> Any:
+    """A statistic of all queries, of those of one part and the others that follow; only these may differ in number."""
+    if isinstance(one, tuple):
+        return type(one)(*(_merged(name, *pair) for pair in zip(one, more, strict=True)))
+    (first, restore), (second, _) = (as_host_array(x, name) for x in (one, more))
+    axis = STATISTICS[name].queries_axis
+    fixed = [[n for place, n in enumerate(x.shape) if place - x.ndim != axis] for x in (first, second)]
+    if fixed[0] != fixed[1]:
+        raise ShapeError(f"the parts have {name} {first.shape} and {second.shape}: only the queries may differ.")
+    return restore(_OVER_QUERIES[STATISTICS[name].over_queries](first, second, axis))
+
+
+def _add(one: Array, other: Array, axis: int | None) -> Array:
+    """Add two arrays; tables (…, query groups, key groups) may differ in their number of query groups."""
+    if axis is None:
+        return one + other
+    total = np.zeros((*one.shape[:-2], max(one.shape[-2], other.shape[-2]), one.shape[-1]), one.dtype)
+    for part in (one, other):
+        total[..., : part.shape[-2], :] += part
+    return total
+
+
+_OVER_QUERIES: Mapping[str, Callable[[Array, Array, int | None], Array]] = {
+    "after": lambda one, other, axis: np.concatenate([one, other], axis=axis),
+    "added": _add,
+    "larger": lambda one, other, _: np.maximum(one, other),
+}

@@ -65,12 +65,3 @@ def refused(given: Given, what: str, call: str) -> RuleError:
     return RuleError(
         f"{what} have no derivative, and PyTorch keeps or traces a graph for them.", f"with torch.no_grad(): {call}"
     )
-
-
-def refused_logsumexp(given: Given) -> RuleError:
-    """Make the error for another kernel's log-sum-exp."""
-    del given
-    return RuleError(
-        "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
-        "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
-    )

@@ -66,11 +66,6 @@ def refused(_: Given, what: str, __: str = "") -> RuleError:
     )
 
 
-def refused_logsumexp(given: Given) -> RuleError:
-    """Make the error for another kernel's log-sum-exp."""
-    return refused(given, "a matrix with another kernel's logsumexp")
-
-
 class _Shards:
     """A call of DTensors: how q is sharded, and what each rank has of it."""
 

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.core.arrays import as_array
+from clearhead.core.arrays import DeviceArray, as_array
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Problem, problem_of
 from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
 from clearhead.core.rules import with_options
-from clearhead.core.statistics import STATISTICS, Answers, Asked, Wanted, joined_arrays
+from clearhead.core.statistics import STATISTICS, Asked, Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Engine, room_for_ragged
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import observation
 
 _KEYS = ("received",)  # what is answered for each key; all else is for each query
 _OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
@@ -87,9 +87,9 @@ def varlen_attn(
     asked         logsumexp, max_logit, entropy, distance, diagonal, received (each True), top=k
 
     Returns the output, (tokens, heads, d_v), in query's dtype; with `return_aux=AuxRequest(lse=True)` also the
-    log-sum-exp, (tokens, heads). With anything asked for, an `Answers` instead: `output`, and per query (tokens, heads)
-    or (tokens, heads, k), in float32 (float64 for float64); `received`, the sum of the weights on each key over this
-    call's queries, is (keys of all requests one after the other, heads).
+    log-sum-exp, (tokens, heads). With anything asked for, an `Observation` instead: `output`, and per query (tokens,
+    heads) or (tokens, heads, k), in float32 (float64 for float64); `received`, the sum of the weights on each key over
+    this call's queries, is (keys of all requests one after the other, heads).
 
     Each request's numbers have the bits of the same request alone with its keys side by side, whatever else is in the
     batch; max_q, max_k and num_splits, which PyTorch needs, change nothing. O(tokens·keys·(d_k + d_v)) time; no page is
@@ -108,7 +108,7 @@ def varlen_attn(
     rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
     results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
     if asked:
-        return Answers(**joined_arrays(results))
+        return observation(results, len(query), int(key.shape[0]), sinks=sinks is not None)
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
 
 

@@ -9,8 +9,8 @@ from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.state import State, share
-from clearhead.core.statistics import Answers
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation
 
 HeadSummary = dict[str, list[float]]  # five statistics by name, a number for each head, nan where undefined:
 # sink      weight on the first key that is not padding
@@ -21,7 +21,7 @@ HeadSummary = dict[str, list[float]]  # five statistics by name, a number for ea
 
 
 def summarise_heads(
-    matrix: AttentionMatrix | None, seen: Answers, padding: Array | None = None, *, cross: bool = False
+    matrix: AttentionMatrix | None, seen: Observation, padding: Array | None = None, *, cross: bool = False
 ) -> HeadSummary:
     """Means over the queries of a batch that are not padding.
 

@@ -18,10 +18,10 @@ from clearhead.core.axes import WEIGHTS, Array, blocks, named
 from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, take
-from clearhead.core.statistics import Answers
 from clearhead.digits import rounded
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
@@ -239,7 +239,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     }
 
 
-def _numbers(layer: ShownLayer, seen: Answers, first: int) -> dict[str, Any]:
+def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))

@@ -18,9 +18,9 @@ from clearhead.core.files import object_of, write_whole
 from clearhead.core.rule_values import layer_name, read_members, read_path
 from clearhead.core.rules import flat, joined
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, listed, separate_arrays
+from clearhead.core.statistics import STATISTICS, Top, arrays_of, joined_arrays, listed
 from clearhead.errors import ClearheadError, FileError, SelectionError
-from clearhead.ops.observation import Observation
+from clearhead.ops.observation import Observation, separate_arrays
 from clearhead.version import __version__
 from clearhead.watching.layer import Layer
 

@@ -13,8 +13,18 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.rules import LN2, distances, logits, scaled, score_grad
-from clearhead.engines.gpu.sweeps import over_keys, over_queries, program_strip
-from clearhead.engines.gpu.tiles import indices, key_block, log_weights, mixed, product, query_block, store_rows
+from clearhead.engines.gpu.tiles import (
+    indices,
+    key_block,
+    log_weights,
+    mixed,
+    over_keys,
+    over_queries,
+    product,
+    program_strip,
+    query_block,
+    store_rows,
+)
 
 
 class Loss(NamedTuple):
@@ -28,14 +38,6 @@ class Loss(NamedTuple):
     keys: Any = None
     entropy: Any = None
     distance: Any = None
-
-
-class Slopes(NamedTuple):
-    """What a tile of the backward pass multiplies; 0 where masked."""
-
-    weights: Any
-    by_score: Any  # the gradients of q·k, as score_grad has them
-    visible: Any
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def _slope(start, loss, logs, rules, b, h, i, j):
 
 @triton.jit
 def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """The Slopes of a tile of two Blocks in either orientation."""
+    """(weights, the gradients of q·k as score_grad has them, visible) of a tile of two Blocks; 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     scores = product(left.x, tl.trans(right.x), sizes.PRECISION)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
@@ -74,7 +76,7 @@ def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED
         by_score = score_grad(by_logit, scores, rules, h)
     if MASKED:
         p, by_score = tl.where(visible, p, 0.0), tl.where(visible, by_score, 0.0)
-    return Slopes(p, by_score, visible)
+    return p, by_score, visible
 
 
 @triton.jit
@@ -82,11 +84,11 @@ def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
     inputs, block, loss = job
     queries = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    tile = slopes(block, queries, inputs, loss, rules, strip.b, strip.h, True, MASKED, sizes)
+    p, by_score, visible = slopes(block, queries, inputs, loss, rules, strip.b, strip.h, True, MASKED, sizes)
     if loss.rows is not None:
-        by_k = mixed(by_k, tile.by_score, tile.visible, queries.x, MASKED, sizes.PRECISION)
+        by_k = mixed(by_k, by_score, visible, queries.x, MASKED, sizes.PRECISION)
     if inputs.g is not None:
-        by_v = mixed(by_v, tile.weights, tile.visible, queries.y, MASKED, sizes.PRECISION)
+        by_v = mixed(by_v, p, visible, queries.y, MASKED, sizes.PRECISION)
     return by_k, by_v
 
 
@@ -110,8 +112,8 @@ def keys(inputs, rules, loss, out_k, out_v, sizes):
 def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     inputs, block, loss = job
     keys = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    tile = slopes(block, keys, inputs, loss, rules, strip.b, strip.h, False, MASKED, sizes)
-    return mixed(by_q, tile.by_score, tile.visible, keys.x, MASKED, sizes.PRECISION)
+    _, by_score, visible = slopes(block, keys, inputs, loss, rules, strip.b, strip.h, False, MASKED, sizes)
+    return mixed(by_q, by_score, visible, keys.x, MASKED, sizes.PRECISION)
 
 
 @triton.jit

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from triton import language, next_power_of_2
 
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.state import State
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, in_one_dtype, kinds, row_kinds
 from clearhead.engines.gpu import MOST_D
-from clearhead.engines.gpu import columns as column_kernels
 from clearhead.engines.gpu import gradients as gradient_kernels
 from clearhead.engines.gpu import rows as row_kernels
 from clearhead.engines.gpu import tensors as gpu
@@ -23,7 +23,7 @@ from clearhead.engines.gpu.gradients import Loss
 from clearhead.engines.gpu.rules import Inputs, Results, TileSizes
 
 Answers = dict[str, torch.Tensor]
-STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
+STATISTICS = row_kernels.OF_ROWS | row_kernels.OF_COLUMNS
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -49,7 +49,8 @@ class Pass:
 
     def __init__(self, call: Call, kind: str, g: Array | None = None) -> None:
         problem, q, k, v = call.problem, call.q, call.k, call.v
-        self.problem, self.device, self.number = problem, gpu.device_of(q), gpu.statistics(problem)
+        self.problem, self.device = problem, gpu.device_of(q)
+        self.number = gpu.torch_dtype(statistics_dtype(problem.dtype))
         self.heads = problem.batch * problem.heads
         self.empty = not self.heads * problem.queries * problem.keys
         values = v if g is None else g
@@ -104,7 +105,7 @@ def _rows(call: Call, want: Wanted) -> Answers:
             want = Wanted(output=True, keep_float32=want.keep_float32)
         return {**results, "output": torch.cat(outputs, -1)}
     run = Pass(call.with_values(v), "observed")
-    results = run.rooms(row_kinds(problem, v, want, row_kernels.STATISTICS))
+    results = run.rooms(row_kinds(problem, v, want, row_kernels.OF_ROWS))
     if run.heads * problem.queries:  # without keys too: their states are -inf and 0 then
         slots = max(2, next_power_of_2(want.top or 0))
         run.launch(
@@ -118,7 +119,7 @@ def _rows(call: Call, want: Wanted) -> Answers:
 def columns(call: Call, state: State, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the rows' states."""
     run, problem = Pass(call.with_values(None), "observed"), call.problem
-    results = run.rooms(kinds(problem, want, want.columns(), column_kernels.STATISTICS))
+    results = run.rooms(kinds(problem, want, want.columns(), row_kernels.OF_COLUMNS))
     _columns(run, state, Results(**results))
     return _arrays(results, call.q)
 
@@ -135,7 +136,7 @@ def weights(call: Call, state: State) -> Array:
 def _columns(run: Pass, state: State, to: Results) -> None:
     if not run.empty:
         programs = run.strips(run.problem.keys) * run.heads
-        run.launch(column_kernels.columns, programs, state=run.states(state), to=to)
+        run.launch(row_kernels.columns, programs, state=run.states(state), to=to)
 
 
 @_there
@@ -167,7 +168,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
         some = slice(start, start + MOST_D)
         part = _gradients(
             call.with_values(v[..., some]), state, replace(upstream, output=output[..., some]),
-            gpu.statistics(call.problem),
+            gpu.torch_dtype(statistics_dtype(call.problem.dtype)),
         )  # fmt: skip
         by_v.append(part.pop("v"))
         sums = {name: sums[name] + x if sums else x for name, x in part.items()}

@@ -1,16 +1,28 @@
-"""The row pass: the output and all statistics of a query in one pass over the keys.
+"""The row pass, the output and all statistics of a query in one pass over the keys, and the column pass.
 
-Online softmax (Milakov & Gimelshein 2018) for a tile of queries.
+The first is online softmax (Milakov & Gimelshein 2018) for a tile of queries; the second sums weights over the queries,
+or answers them.
 """
 
 import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.rules import LN2, LOG2E, distances, logits
-from clearhead.engines.gpu.sweeps import over_keys, program_strip
-from clearhead.engines.gpu.tiles import key_block, mixed, product, query_block, store_rows
+from clearhead.engines.gpu.tiles import (
+    indices,
+    key_block,
+    mixed,
+    over_keys,
+    over_queries,
+    product,
+    program_strip,
+    query_block,
+    store_rows,
+    weights,
+)
 
-STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top"))
+OF_ROWS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "diagonal", "top"))
+OF_COLUMNS = frozenset(("received", "peak"))
 
 
 @triton.jit
@@ -124,3 +136,34 @@ def _finish(state, rules, strip, to, count, sizes):
             tl.store(to.top_weights + slot, tl.exp2((best - safe) * LOG2E - log_sum), mask=here)
             tl.store(to.top_indices + slot, tl.where(some, earliest, -1).to(tl.int64), mask=here)
             top = tl.where((tied == earliest[:, None]) & some[:, None], -float("inf"), top)
+
+
+@triton.jit
+def _absorb_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
+    received, peak = state
+    inputs, keys, states, to = job
+    block = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
+    p = weights(keys, block, states, rules, strip.b, strip.h, True, MASKED, sizes)
+    if to.weights is not None:
+        i, j = indices(keys, block, True)
+        line = (strip.b * rules.heads + strip.h).to(tl.int64) * rules.queries + i
+        tl.store(to.weights + line * rules.keys + j, p, mask=(i < rules.queries) & (j < rules.keys))
+    if to.received is not None:
+        received += tl.sum(p, axis=1)
+    if to.peak is not None:
+        unknown = tl.max((p != p).to(tl.int32), axis=1) > 0
+        peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(p, axis=1)))
+    return received, peak
+
+
+@triton.jit
+def columns(inputs, rules, state, to, sizes):
+    """Program (strip of keys × batch · heads)."""
+    strip = program_strip(rules, rules.keys, sizes.M)
+    keys = key_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    none = tl.zeros((sizes.M,), sizes.FLOAT)
+    received, peak = over_queries(_absorb_queries, (none, none), (inputs, keys, state, to), rules, strip, sizes)
+    if to.received is not None:
+        tl.store(to.received + strip.line, received, mask=strip.inside)
+    if to.peak is not None:
+        tl.store(to.peak + strip.line, peak, mask=strip.inside)

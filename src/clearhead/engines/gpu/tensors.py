@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from triton import knobs, language, next_power_of_2
 
-from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch, unrepeated
+from clearhead.core.arrays import DeviceArray, bfloat16, statistics_dtype, to_torch, unrepeated
 from clearhead.core.axes import Array, group_size
-from clearhead.core.device_array import DeviceArray
 from clearhead.core.files import toml_of
 from clearhead.core.problem import Problem
 from clearhead.engines.gpu.rules import RuleArguments, Strided, TileSizes
@@ -69,19 +68,9 @@ def from_tensor(tensor: torch.Tensor, like: Array) -> Array:
     return tensor.view(torch.int16).numpy().view(bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def statistics(problem: Problem) -> torch.dtype:
-    """The dtype of statistics and of sums."""
-    return _TORCH[statistics_dtype(problem.dtype)]
-
-
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """PyTorch's name for a dtype."""
     return _TORCH[dtype]
-
-
-def padded(width: int) -> int:
-    """The width of a tile for rows of `width` numbers: the next power of two, at least 16."""
-    return max(16, next_power_of_2(width))
 
 
 def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
@@ -92,7 +81,7 @@ def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
     size = problem.dtype.itemsize
     number = language.float64 if size == 8 else language.float32
     precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[size]
-    columns = padded(problem.d_k), padded(d_v)
+    columns = max(16, next_power_of_2(problem.d_k)), max(16, next_power_of_2(d_v))
     owned, passed, stages = _SIZES[kind][str(size)][_WIDTHS.index(max(64, *columns))]
     if knobs.runtime.interpret:
         owned, passed = 32, 32
