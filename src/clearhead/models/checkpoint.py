@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from clearhead.core.array_files import tensor_names
+from clearhead.core.array_files import mapped_tensors
 from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError
 from clearhead.models.folder import one_line, weight_files
@@ -62,7 +62,7 @@ def folder(name: str) -> Path:
 
 def check_counts(place: Path, config: Mapping[str, Any]) -> None:
     """Refuse a config of more layers or experts than there are tensors: building them would take very long."""
-    tensors = sum(len(tensor_names(path)) for path in weight_files(place))
+    tensors = sum(len(mapped_tensors(path)) for path in weight_files(place))
     for key, count in _integers(config):
         if ("layer" in key or "expert" in key or "block" in key) and count > max(_MANY, tensors):
             raise FileError(

@@ -1,14 +1,11 @@
 """A checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
 
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clearhead.core.array_files import entries
+from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
@@ -194,27 +191,15 @@ def stored(place: Path, config: Config) -> dict[str, Stored]:
     """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
-        for name, array in _mapped(path).items():
+        for name, (kind, array) in mapped_tensors(path).items():
+            if name.endswith(_BUFFERS):
+                continue
+            if array is None or kind not in ("F64", "F32", "F16", "BF16"):
+                raise FileError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
-            arrays[name] = array
+            arrays[name] = kind, array
     return renamed(arrays, config.family)
-
-
-def _mapped(path: Path) -> dict[str, tuple[str, Array]]:
-    """A file's tensors with the names of their dtypes."""
-    parts, start = entries(path)
-    with open(path, "rb") as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    result: dict[str, tuple[str, Array]] = {}
-    for name, part in parts.items():
-        if name.endswith(_BUFFERS):
-            continue
-        if part.dtype is None or part.kind not in ("F64", "F32", "F16", "BF16"):
-            raise FileError(f"{path}: `{name}` is stored as {part.kind}, which is not read here.")
-        data = np.frombuffer(whole, np.uint8, part.stop - part.start, start + part.start)
-        result[name] = part.kind, data.view(part.dtype).reshape(part.shape)
-    return result
 
 
 def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:

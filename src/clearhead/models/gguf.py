@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core.files import mapped
 from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, Config, Windows
 from clearhead.models.folder import described
@@ -119,12 +120,7 @@ def read(path: Path) -> GGUF:
 
     O(size of the header) time; no more memory than the header's texts take.
     """
-    try:
-        with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        reason = getattr(error, "strerror", None) or "it is empty"
-        raise FileError(f"{path} cannot be read: {reason}.") from None
+    data = mapped(path)
     source = _Bytes(path, data)
     if data[:4] != _MAGIC:
         raise damaged(path, "it does not begin with GGUF.")
