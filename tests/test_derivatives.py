@@ -154,7 +154,7 @@ def test_derivatives_with_edits_are_finite_differences(trial):
         head = int(rng.integers(model.config.heads))
         place = {"layers": [number], "heads": [head]}
         check(
-            (layer.g * layer.attended.output)[head].sum(),
+            (layer.g * layer.output)[head].sum(),
             lambda step, place=place: z_of(model, target, (*edits, ch.scaled(1 + step, **place))),
         )
 

@@ -113,9 +113,10 @@ def _tensors(path: object, data: bytearray | mmap.mmap) -> tuple[Tensors, dict[s
         dtype = DTYPES.get(kind)
         if dtype is not None and (len(shape) > 64 or prod(shape) * dtype.itemsize != stop - start):
             raise damaged(f"`{name}` has {stop - start} bytes, which {kind} of shape {shape} has not.")
-        inside = dtype is not None and stop <= len(data) - first
-        numbers = np.frombuffer(data, np.uint8, stop - start, first + start if stop > start else 0) if inside else None
-        tensors[name] = kind, None if numbers is None else numbers.view(dtype).reshape(shape)
+        tensors[name] = kind, None
+        if dtype is not None and stop <= len(data) - first:  # else it is refused below
+            numbers = np.frombuffer(data, np.uint8, stop - start, first + start if stop > start else 0)
+            tensors[name] = kind, numbers.view(dtype).reshape(shape)
     places.sort()
     if [start for start, _ in places] + [len(data) - first] != [0, *(stop for _, stop in places)]:
         raise damaged("its tensors overlap, or do not fill it.")

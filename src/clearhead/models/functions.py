@@ -108,10 +108,10 @@ class Rope(NamedTuple):
     long: Array | None = None
     original: int = 0
 
-    def angles(self, start: int, tokens: int) -> tuple[Array, Array]:
-        """Cosine and sine of the positions from `start` on, each (tokens, dims/2), times the magnitude."""
-        rates = self.rates if self.long is None or start + tokens <= self.original else self.long
-        angles = np.arange(start, start + tokens, dtype=np.float32)[:, None] * rates
+    def angles(self, places: Array) -> tuple[Array, Array]:
+        """Cosine and sine of these positions, each (tokens, dims/2), times the magnitude."""
+        rates = self.rates if self.long is None or places.max(initial=0) < self.original else self.long
+        angles = places.astype(np.float32)[:, None] * rates
         return np.cos(angles) * self.magnitude, np.sin(angles) * self.magnitude
 
 
@@ -125,11 +125,6 @@ def turned(x: Array, angles: tuple[Array, Array]) -> Array:
         parts = first * cos - second * sin, second * cos + first * sin, x[..., block, 2 * half :]
         np.concatenate(parts, axis=-1, out=made[..., block, :])
     return made
-
-
-def turned_back(upstream: Array, angles: tuple[Array, Array]) -> Array:
-    """The derivative by x, (…, tokens, d_k), from that by turned(x): the transposed rotation."""
-    return turned(upstream, (angles[0], -angles[1]))
 
 
 def plain_rates(base: float, dims: int) -> Array:

@@ -24,10 +24,10 @@ from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
 from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.folder import one_line
-from clearhead.models.gates import LayerBack, attended, through
 from clearhead.models.modules import attention_modules, output_module, projections
 from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
+from clearhead.models.variants import Attended, attended, through_attention
 from clearhead.watching.watch import watch
 
 
@@ -99,7 +99,7 @@ class HubModel:
         rows: range,
         slope: Slope,
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
-    ) -> Iterator[tuple[int, int, LayerBack]]:
+    ) -> Iterator[tuple[int, int, Attended]]:
         """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
 
         See `Model.differentiated`.
@@ -116,7 +116,7 @@ class HubModel:
                 call, g = kept[number][0], grads[number][0].numpy()
                 q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
                 part = attended(q, k, v, _plain(call.rules()), variant.gates)
-                yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
+                yield number, place, part._replace(g=g, by_gates=through_attention(part, g)[1])
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""

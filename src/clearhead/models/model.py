@@ -16,13 +16,11 @@ from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
 from clearhead.models import folder, gguf, runs, tokens, weights
-from clearhead.models.backward import of_logits, through
 from clearhead.models.decoder import Decoder
 from clearhead.models.families import Config
-from clearhead.models.gates import LayerBack
 from clearhead.models.protocol import Each, ForwardPass, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
-from clearhead.models.variants import again, hidden_of
+from clearhead.models.variants import Attended, again, hidden_of, of_logits, through
 from clearhead.models.weights import Stored, Weights, half_of_free_memory
 
 SHIPPED = "rhymes"
@@ -69,11 +67,19 @@ class Model:
         runs.check_unchanged(self.decoder)
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
-        made, last = list[int](), self.tokenizer.last if ends else None
-        for _, token in zip(each(range(count)), self.decoder.likeliest(ids, run.past if run else ()), strict=False):
-            if token == last:
+        made, new, last = list[int](), list(ids), self.tokenizer.last if ends else None
+        kept, start = self.decoder.room(len(ids) + count), 0
+        if run is not None:
+            start = min(len(run.ids), len(ids) - 1)
+            for (keys, values), (k, v) in zip(kept, run.past, strict=True):
+                keys[:, :start], values[:, :start] = k[:, :start], v[:, :start]
+            new = new[start:]
+        for _ in each(range(count)):
+            logits, start = self.decoder.extended(new, start, kept), start + len(new)
+            new = [int(np.argmax(logits))]
+            if new[0] == last:
                 break
-            made.append(token)
+            made += new
         return made
 
     def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
@@ -82,7 +88,7 @@ class Model:
 
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
-    ) -> Iterator[tuple[int, int, LayerBack]]:
+    ) -> Iterator[tuple[int, int, Attended]]:
         """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
 
         slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them

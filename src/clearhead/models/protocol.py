@@ -12,7 +12,7 @@ from clearhead.core.rule_values import is_whole
 from clearhead.errors import RuleError, expected
 
 if TYPE_CHECKING:
-    from clearhead.models.gates import LayerBack
+    from clearhead.models.variants import Attended
 
 Each = Callable[[range], Iterable[int]]  # iterates over numbers, such as a progress bar
 Slope = Callable[[Array], Array]  # of a number by the logits of some rows, (rows, vocabulary)
@@ -124,7 +124,7 @@ class LanguageModel(Protocol):
     def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
-    ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
+    ) -> Iterator[tuple[int, int, "Attended"]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
     ) -> Iterator[Array]: ...
