@@ -62,7 +62,7 @@ def test_each_blas_has_its_own_threads_again(monkeypatch):
             self.seen.append(count)
 
     several = [Blas(3), Blas(8)]
-    monkeypatch.setattr(products, "_blas", lambda: several)
+    monkeypatch.setattr(weights, "_blas", lambda: several)
     weights.product(np.ones((4, 4)), np.ones((4, 4)))
     assert [each.seen for each in several] == [[1, 3], [1, 8]]
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from select import select
 from typing import Any
 
 from clearhead.core.room import OF_FILES, free_bytes, written
@@ -246,17 +245,12 @@ def _keep_owner_and_mode(name: str, old: os.stat_result) -> None:
 
 def _write_all(descriptor: int, data: bytes, *, sync: bool = False) -> None:
     """Write and close. With `sync`, wait for the disk, so that a full disk raises here."""
-    with open(descriptor, "wb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            written = file.write(rest)
-            if written is None:  # a full pipe in non-blocking mode
-                select([], [file], [])
-            else:
-                rest = rest[written:]
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
         try:
             if sync:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # some file systems have no such call
                 raise

@@ -25,6 +25,7 @@ from clearhead.explaining.rerun import Based, Rerun
 from clearhead.explaining.texts import Part, grouped
 from clearhead.explaining.why_lists import PairEffect, PartEffect, by_change
 from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
+from clearhead.models.variants import edges
 from clearhead.ops.matrix import AttentionMatrix
 
 _POINTS = 4
@@ -301,7 +302,7 @@ def integral(
         for layer, place, part in backward:
             width = widths[start + place]
             result.heads[layer] += width * part.by_gates * inside
-            result.edges[layer] += width * part.edges(target.rows) * inside
+            result.edges[layer] += width * edges(part, target.rows) * inside
     if not np.isfinite(result.heads).all():
         raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
     return result

@@ -14,8 +14,7 @@ import numpy as np
 from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.models.families import Config
-from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights, turned
+from clearhead.models.families import ACTIVATIONS, CACHED, Config, NormWeights, turned
 from clearhead.models.protocol import LayerRun
 from clearhead.models.weights import Weights, product
 from clearhead.ops.attention import attention
@@ -47,7 +46,7 @@ class Decoder:
         return NormWeights(weight, self.weights.get(f"{name}.bias"), self.config.centred, self.config.epsilon)
 
     def normed(self, name: str, x: Array) -> Array:
-        """X through the norm of that name; x itself where the model has none.
+        """Pass x through the norm of that name, or return it as it is where the model has none.
 
         Queries and keys, (…, heads, tokens, d_k), have a norm of each head, or one of all heads together (OLMo 2).
         """
@@ -89,7 +88,7 @@ class Decoder:
         return x if angles is None else turned(x, angles)
 
     def before(self, number: int, hidden: Array, places: Array) -> tuple[Array, Array, Array, Array]:
-        """x, what a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
+        """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
 
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
         """

@@ -5,7 +5,7 @@ values, from which the rows that are asked for are computed again; of the stream
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -112,31 +112,7 @@ def check_unchanged(decoder: Decoder) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class LongRun(ForwardPass):
-    """The run of a long text, whose layers are computed from some row on.
-
-    from_row   a layer's attention, by its number and first row
-    late       the residual stream from a row on, before each layer and after the last
-    """
-
-    from_row: Callable[[int, int], LayerRun]
-    late: Callable[[int], Sequence[Array]]
-
-    def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
-        first = row if self._parts else 0
-        return self.from_row(layer, first), row - first
-
-    def stream(self, row: int) -> Sequence[Array]:
-        return self.late(row) if row and self._parts else [x[row:] for x in self.hidden]
-
-    @property
-    def _parts(self) -> bool:
-        """Does a row need no later one? An edit that takes a mean over rows needs all of them."""
-        return all(edit.to != "mean" for edit in self.edits)
-
-
-def _of_long_text(decoder: Decoder, run: ForwardPass) -> LongRun:
+def _of_long_text(decoder: Decoder, run: ForwardPass) -> ForwardPass:
     """The run with layers that are computed when they are asked for; the latest one is kept."""
 
     @lru_cache(maxsize=1)
@@ -154,8 +130,10 @@ def _of_long_text(decoder: Decoder, run: ForwardPass) -> LongRun:
         k, v = run.past[number]
         return decoder.layer(number, hidden, run.edits, (k[:, :row], v[:, :row]) if row else None)
 
-    layers = OnDemand(len(run.past), lambda number: from_row(number, 0))
-    return LongRun(layers, run.logits, run.hidden, run.edits, run.ids, run.past, from_row=from_row, late=late)
+    made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
+    if any(edit.to == "mean" for edit in run.edits):  # over rows, so that all are needed
+        return made
+    return replace(made, from_row=from_row, late=late)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -14,7 +14,7 @@ engine, so that the memory of a layer is O(tokens); what else a layer computed i
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split
-from clearhead.models.functions import ACTIVATIONS, turned
-from clearhead.models.protocol import Each, ForwardPass, Variant
+from clearhead.models.families import ACTIVATIONS, turned
+from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.models.runs import stream
 from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
@@ -37,49 +37,6 @@ from clearhead.ops.span_terms import SpanTerm, combined
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
 _KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "spans", "window"))
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
-_NONE = np.empty((0, 0))
-
-
-class Attended(NamedTuple):
-    """Attention of the last tokens of a text: q (heads, rows, d_k), k and v (kv_heads, tokens, …).
-
-    rules      of all edges; where there are gates, of the edges to earlier keys
-    output     (heads, rows, d_v); state (heads, rows) each, both of all edges
-    gates      (tokens,) ln α of each key, or None
-
-    Of a derivative of a number, else empty:
-    g          (heads, rows, d_v): by `output`, before edits of outputs and before W^O
-    by_gates   (heads, tokens): by the gates' ln α; zeros without gates
-    residual   (rows, d_model): by the residual stream before the layer; of layer 0 it is by the embeddings
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    rules: dict[str, Any]
-    output: Array
-    state: State
-    gates: Array | None = None
-    g: Array = _NONE
-    by_gates: Array = _NONE
-    residual: Array = _NONE
-
-    def edges(self, rows: range) -> Array:
-        """a_ij·(g_i·v_j − g_i·o_i) of some rows, (heads, rows, keys): the derivative by an edge's logit.
-
-        Where there are gates, the edges on the rows' own keys have none, and are 0.
-        """
-        some = slice(rows.start, rows.stop)
-        rules = self.rules | {"query_offset": self.rules.get("query_offset", 0) + rows.start}
-        if rules.get("spans") is not None:
-            rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
-        matrix = AttentionMatrix(self.q[:, some], self.k, **rules)
-        part = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
-        left = share(np, part, taken(self.state, slice(None), some))  # of the whole row, the own key included
-        weights = np.asarray(matrix[:], np.float64) * left[..., None]
-        by, values = self.g[:, some].astype(np.float64), np.repeat(self.v, len(self.q) // len(self.v), axis=0)
-        along = np.einsum("hnd,hnd->hn", by, self.output[:, some])
-        return np.asarray(weights * (np.einsum("hnd,hmd->hnm", by, values) - along[..., None]))
 
 
 def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
@@ -365,6 +322,24 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
         by_y = product(by_inner * value, w[name + "ffn_up.weight"])
         by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
     return _through_norm(decoder, name + "ffn_norm", middle, by_y)
+
+
+def edges(part: Attended, rows: range) -> Array:
+    """a_ij·(g_i·v_j − g_i·o_i) of some rows, (heads, rows, keys): the derivative by an edge's logit.
+
+    Where there are gates, the edges on the rows' own keys have none, and are 0.
+    """
+    some = slice(rows.start, rows.stop)
+    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
+    if rules.get("spans") is not None:
+        rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
+    matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
+    before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
+    left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included
+    weights = np.asarray(matrix[:], np.float64) * left[..., None]
+    by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
+    along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
+    return np.asarray(weights * (np.einsum("hnd,hmd->hnm", by, values) - along[..., None]))
 
 
 def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
