@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -101,15 +102,15 @@ def _ids(tokens: int) -> list[int]:
 
 def _ours(model: Any) -> dict[str, Callable[..., Any]]:
     def prefill(tokens: int) -> Any:
-        return next(model.decoder.steps(_ids(tokens)))
+        return model.decoder.extended(_ids(tokens), 0, model.decoder.room(tokens))
 
     def run(tokens: int) -> Any:
         return model.run(_ids(tokens)).logits[-1]
 
     def decode(before: int) -> float:
-        steps = model.decoder.steps(_ids(before))
-        next(steps)
-        return _seconds(lambda token: steps.send([token]))
+        kept, places = model.decoder.room(before + CHAIN), count(before)
+        model.decoder.extended(_ids(before), 0, kept)
+        return _seconds(lambda token: model.decoder.extended([token], next(places), kept))
 
     return {"prefill": prefill, "run": run, "decode": decode}
 

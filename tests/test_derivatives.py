@@ -13,8 +13,8 @@ import clearhead as ch
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining.answers import Target
 from clearhead.models.decoder import Decoder
+from clearhead.models.families import ACTIVATIONS
 from clearhead.models.folder import config_of
-from clearhead.models.functions import ACTIVATIONS
 from clearhead.models.model import Model, load
 from clearhead.models.protocol import Variant
 from clearhead.models.weights import Weights
@@ -154,7 +154,7 @@ def test_derivatives_with_edits_are_finite_differences(trial):
         head = int(rng.integers(model.config.heads))
         place = {"layers": [number], "heads": [head]}
         check(
-            (layer.g * layer.attended.output)[head].sum(),
+            (layer.g * layer.output)[head].sum(),
             lambda step, place=place: z_of(model, target, (*edits, ch.scaled(1 + step, **place))),
         )
 
@@ -250,12 +250,12 @@ def rewrite(place, **changes):
         (lambda d: (d / "config.json").write_text("[]"), "expected a JSON object"),
         (lambda d: rewrite(d, model_type="mamba"), "is for model_type 'mamba', which does not run in NumPy"),
         (lambda d: rewrite(d, n_head=...), "n_head is None"),
-        (lambda d: rewrite(d, n_head=7), "n_embd 512 is not a multiple of n_head 7"),
-        (lambda d: rewrite(d, n_layer=3), "the weights lack `h.2."),
+        (lambda d: rewrite(d, n_head=7), "the width 512 is not a multiple of the 7 heads"),
+        (lambda d: rewrite(d, n_layer=3), "the weights lack what GGUF calls `blk.2."),
         (lambda d: rewrite(d, n_inner=100), "has shape"),
         (lambda d: rewrite(d, activation_function="swish9"), "activation_function 'swish9' is unknown"),
         (lambda d: rewrite(d, add_cross_attention=True), "add_cross_attention"),
-        (lambda d: rewrite(d, n_layer=10**9), "n_layer is 1,000,000,000: expected at most 4,096"),
+        (lambda d: rewrite(d, n_layer=10**9), "it says 1,000,000,000 layers: expected at most 4,096"),
         (lambda d: rewrite(d, n_embd=10**6, n_head=1), "the sizes make it"),
         (lambda d: rewrite(d, vocab_size=10**12), "the sizes make it (1000000000000, 512)"),
         (lambda d: rewrite(d, n_inner=-1), "n_inner is -1"),

@@ -129,7 +129,7 @@ def test_the_pages_of_why_and_of_watched_runs_have_causes(running):
     lead = Target(ids, (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
     back = model.differentiated(ids, [Variant()], lead.rows, lambda rows: lead.value(rows)[1])
     made = next(part for layer, _, part in back if layer == first.layer)
-    cuts = ch.AttentionMatrix(made.attended.q, made.attended.k, causal=True).cut_effects(made.attended.v, made.g)
+    cuts = ch.AttentionMatrix(made.q, made.k, causal=True).cut_effects(made.v, made.g)
     cut = pytest.approx(cuts[first.head, first.query, first.key], rel=6e-3)
     with opened(running, seen.to_html(), wait=".passage .token[style]", color_scheme="dark", bypass_csp=True) as page:
         for fold in page.locator("details.fold > summary").all():

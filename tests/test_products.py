@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.models import products
+from clearhead.models import weights
 
 
 @pytest.fixture(autouse=True)
@@ -26,27 +26,27 @@ def test_products_are_numpys(rows, lead, wide, seed):
     rng = np.random.default_rng(seed)
     kind = rng.choice([np.float32, np.float64])
     x, w = rng.standard_normal((*lead, rows, 33)).astype(kind), rng.standard_normal((wide, 33)).astype(kind).T
-    before, products._SHARED = products._SHARED, 0  # every product is shared
+    before, weights._SHARED = weights._SHARED, 0  # every product is shared
     try:
-        made = products.product(x, w)
+        made = weights.product(x, w)
     finally:
-        products._SHARED = before
+        weights._SHARED = before
     assert (made.shape, made.dtype) == ((*lead, rows, wide), kind)
     np.testing.assert_allclose(made, x @ w, rtol=1e-5 if kind == np.float32 else 1e-12, atol=1e-5)
 
 
 def test_blas_has_its_threads_again_after_products_at_once():
-    blas = products._blas()
+    blas = weights._blas()
     before = [each.num_threads for each in blas]
     counts = [2 - place % 2 for place in range(len(blas))]  # where there is more than one BLAS, not the same
     for each, count in zip(blas, counts, strict=True):
         each.set_num_threads(count)
     x, w = np.ones((400, 200), np.float32), np.ones((200, 300), np.float32)
     with ThreadPoolExecutor(6) as pool:
-        assert all((made == 200).all() for made in pool.map(lambda _: products.product(x, w), range(60)))
+        assert all((made == 200).all() for made in pool.map(lambda _: weights.product(x, w), range(60)))
     assert [each.num_threads for each in blas] == counts
     with pytest.raises(ValueError, match="mismatch"):
-        products.product(x, w.T)
+        weights.product(x, w.T)
     assert [each.num_threads for each in blas] == counts
     for each, count in zip(blas, before, strict=True):
         each.set_num_threads(count)
@@ -62,8 +62,8 @@ def test_each_blas_has_its_own_threads_again(monkeypatch):
             self.seen.append(count)
 
     several = [Blas(3), Blas(8)]
-    monkeypatch.setattr(products, "_blas", lambda: several)
-    products.product(np.ones((4, 4)), np.ones((4, 4)))
+    monkeypatch.setattr(weights, "_blas", lambda: several)
+    weights.product(np.ones((4, 4)), np.ones((4, 4)))
     assert [each.seen for each in several] == [[1, 3], [1, 8]]
 
 
@@ -71,9 +71,9 @@ def test_each_blas_has_its_own_threads_again(monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads, which is what is tested
 def test_a_forked_process_makes_threads_of_its_own():
     x, w = np.ones((400, 200), np.float32), np.ones((200, 300), np.float32)
-    products.product(x, w)
+    weights.product(x, w)
     child = os.fork()
     if not child:
         signal.alarm(30)  # rather than wait for threads that the fork left behind
-        os._exit(0 if (products.product(x, w) == 200).all() else 1)
+        os._exit(0 if (weights.product(x, w) == 200).all() else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -83,11 +83,11 @@ def ids_of(prompt):
 def check(prompt, count):
     """Greedy decoding against one pass of Transformers over its result, so that each choice is checked."""
     ids, logits = ids_of(prompt), []
-    steps = model().decoder.steps(ids)
-    logits.append(next(steps))
+    decoder, kept = model().decoder, model().decoder.room(len(ids) + count)
+    logits.append(decoder.extended(ids, 0, kept))
     made = [int(logits[0].argmax())]
     while len(made) < count:
-        logits.append(steps.send(made[-1:]))
+        logits.append(decoder.extended(made[-1:], len(ids) + len(made) - 1, kept))
         made.append(int(logits[-1].argmax()))
     whole = ids + made[:-1]
     full = np.asarray(model().run(whole).logits)

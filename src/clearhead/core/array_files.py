@@ -1,22 +1,21 @@
-"""Reads arrays from .npz and .safetensors files, without pickle; headers are checked before they are believed.
+"""Reads arrays from .npz and .safetensors files, without pickle, and no more than the memory that is free.
 
-A header's shape and dtype are compared with the bytes that are there, and with the memory that is free, before
-anything is allocated.
+A safetensors header is compared with the bytes that follow it before it is believed; NumPy checks those of .npz files.
 """
 
+import mmap
 import os
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
-from zipfile import ZipFile, ZipInfo
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.core.files import object_of, read_bytes
+from clearhead.core.files import mapped, object_of, read_bytes
 from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError
 
@@ -28,37 +27,40 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 _MOST_HEADER = 100 * 2**20  # bytes of a safetensors header; the format's own limit
 _BOMB = 100, 2**30  # a zip file is refused if it unpacks to more than 100 times its size and to more than 1 GiB
-_MAGIC = b"\x93NUMPY"
+
+Tensors = dict[str, tuple[str, Array | None]]  # by name: the dtype as the file calls it, and the numbers
 
 
 def npz(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file, by name.
 
-    Raises FileError where the file is damaged, holds pickled objects, gives a name twice, has a header that does not
-    match its bytes, or would unpack to more than the free memory.
+    Raises FileError where the file is damaged, holds pickled objects, or would unpack to more than the free memory.
     """
     data = read_bytes(path)
-    if data.startswith(_MAGIC):
+    if data.startswith(b"\x93NUMPY"):
         raise FileError(
             f"{path} is a .npy file: one array without a name.", f'np.savez("{path.stem}.npz", q=q, k=k, v=v)'
         )
     try:
-        with ZipFile(BytesIO(data)) as stored:
-            entries = stored.infolist()
-            _check_claims(path, entries, len(data))
-            arrays = {}
-            for entry in entries:
-                name = entry.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise FileError(f"{path} gives {name!r} twice.")
-                with stored.open(entry) as file:
-                    arrays[name] = _npy(f"{path}: {name!r}", file, entry.file_size)
-            return arrays
+        with ZipFile(BytesIO(data)) as entries:
+            claimed = sum(entry.file_size for entry in entries.infolist())
+        if claimed > _BOMB[1] and claimed > _BOMB[0] * len(data):
+            raise FileError(
+                f"{path} has {len(data) / 1e6:.1f} MB and would become {claimed / 1e9:,.1f} GB: it is not read.",
+                "np.savez, which does not compress, writes what is really that large.",
+            )
+        check_room_for_file(path, 2 * claimed, "its arrays")
+        with np.load(BytesIO(data), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
     except FileError:
         raise
-    except Exception as error:  # zip and NumPy's header have some twenty kinds of exceptions for what is malformed
+    except Exception as error:  # zip and NumPy have some twenty kinds of exceptions for what is malformed
         reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
         raise FileError(f"{path} is not a readable .npz file: {reason}.") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise FileError(f"{path}: {name!r} is no array.", "np.savez writes arrays only.")
+    return {name: _flags(array) for name, array in arrays.items()}
 
 
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -67,116 +69,58 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     Returns ({name: array}, {key: text}). Arrays share one buffer with the file's bytes where these are aligned. Arrays
     of a dtype that NumPy lacks, such as 8-bit floats, are left out.
     """
-    data = bytearray(read_bytes(path))
-    header, length = _header(path, data)
+    tensors, metadata = _tensors(path, bytearray(read_bytes(path)))
+    arrays = {name: array for name, (_, array) in tensors.items() if array is not None}
+    return {name: _flags(x if x.flags.aligned else x.copy()) for name, x in arrays.items()}, metadata
+
+
+def mapped_tensors(path: str | os.PathLike[str]) -> Tensors:
+    """A safetensors file's tensors, memory-mapped: only the header is read. Raises FileError where it is damaged.
+
+    None stands for the numbers of a dtype that NumPy lacks.
+    """
+    return _tensors(path, mapped(path))[0]
+
+
+def _tensors(path: object, data: bytearray | mmap.mmap) -> tuple[Tensors, dict[str, str]]:
+    """The tensors and the metadata in a safetensors file's bytes; tensors follow one another and fill the file."""
+
+    def damaged(why: str) -> FileError:
+        return FileError(f"{path} is not a whole safetensors file: {why}", "was the download or copy cut off?")
+
+    first = 8 + int.from_bytes(data[:8], "little")
+    if first > min(len(data), 8 + _MOST_HEADER):
+        raise damaged("its header is longer than the file.")
+    try:
+        header = object_of(data[8:first].decode("utf-8"), "its header")
+    except UnicodeDecodeError:
+        raise damaged("its header is not UTF-8.") from None
+    except FileError as error:
+        raise damaged(error.what) from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise _cut(path, "its metadata is not text.")
-    parts = _parts(path, header, len(data) - 8 - length)
-    whole = np.frombuffer(data, np.uint8, offset=8 + length) if len(data) > 8 + length else np.empty(0, np.uint8)
-    arrays = {}
-    for name, (start, stop, _, dtype, shape) in parts.items():
-        if dtype is not None:
-            array = whole[start:stop].view(dtype).reshape(shape)
-            arrays[name] = _flags(array if array.flags.aligned else array.copy())
-    return arrays, metadata
-
-
-def entries(path: str | os.PathLike[str]) -> tuple[dict[str, "Entry"], int]:
-    """Where a safetensors file's tensors lie, by name, counted from a byte that is returned too.
-
-    Only the header is read. Raises FileError where it does not describe the file.
-    """
-    length = int.from_bytes(read_bytes(path, first=8), "little")
-    header, _ = _header(path, read_bytes(path, first=8 + min(length, _MOST_HEADER)))
-    header.pop("__metadata__", None)
-    return _parts(path, header, os.path.getsize(path) - 8 - length), 8 + length
-
-
-def tensor_names(path: str | os.PathLike[str]) -> list[str]:
-    """The names of a safetensors file's tensors; only its header is read. Raises FileError."""
-    length = int.from_bytes(read_bytes(path, first=8), "little")
-    header, _ = _header(path, read_bytes(path, first=8 + min(length, _MOST_HEADER)))
-    return [name for name in header if name != "__metadata__"]
-
-
-def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]:
-    """A safetensors file's header, and its length in bytes."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, _MOST_HEADER):
-        raise _cut(path, "its header is longer than the file.")
-    try:
-        return object_of(data[8 : 8 + length].decode("utf-8"), "its header"), length
-    except UnicodeDecodeError:
-        raise _cut(path, "its header is not UTF-8.") from None
-    except FileError as error:
-        raise _cut(path, error.what) from None
-
-
-class Entry(NamedTuple):
-    """Where a tensor is stored in the bytes after the header, and how; no dtype where NumPy has none."""
-
-    start: int
-    stop: int
-    kind: str
-    dtype: np.dtype[Any] | None
-    shape: list[int]
-
-
-def _parts(path: object, header: dict[str, Any], size: int) -> dict[str, Entry]:
-    """The header's entries, which follow one another and fill `size` bytes."""
-    parts = {name: _part(path, name, entry) for name, entry in header.items()}
-    places = sorted((part.start, part.stop) for part in parts.values())
-    if [start for start, _ in places] + [size] != [0, *(stop for _, stop in places)]:
-        raise _cut(path, "its tensors overlap, or do not fill it.")
-    return parts
-
-
-def _part(path: object, name: str, entry: Any) -> Entry:
-    """The header's entry for one tensor, checked."""
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
-            numbers = [*shape, start, stop]
-            if all(type(number) is int and 0 <= number < 2**63 for number in numbers) and start <= stop:
-                known = DTYPES.get(dtype)
-                if known is not None and (len(shape) > 64 or prod(shape) * known.itemsize != stop - start):
-                    raise _cut(path, f"`{name}` has {stop - start} bytes, which {dtype} of shape {shape} has not.")
-                return Entry(start, stop, dtype, known, shape)
-    raise _cut(path, f"`{name}` has no dtype, shape and data_offsets.")
-
-
-def _cut(path: object, why: str) -> FileError:
-    return FileError(f"{path} is not a whole safetensors file: {why}", "was the download or copy cut off?")
-
-
-def _check_claims(path: Path, entries: list[ZipInfo], stored: int) -> None:
-    """Refuse arrays that would not fit in memory, and a small file that unpacks to gigabytes."""
-    claimed = sum(entry.file_size for entry in entries)
-    times, large = _BOMB
-    if claimed > large and claimed > times * stored:
-        raise FileError(
-            f"{path} has {stored / 1e6:.1f} MB and would become {claimed / 1e9:,.1f} GB: it is not read.",
-            "np.savez, which does not compress, writes what is really that large.",
-        )
-    check_room_for_file(path, 2 * claimed, "its arrays")
-
-
-def _npy(name: str, file: Any, size: int) -> Array:
-    """One array; raises unless its header describes exactly the bytes that follow."""
-    if not file.peek(6).startswith(_MAGIC):
-        raise FileError(f"{name} is no array.", "np.savez writes arrays only.")
-    version = read_magic(file)
-    readers = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-    if version not in readers:
-        raise FileError(f"{name} has a header of version {version[0]}.{version[1]}: expected plain numbers.")
-    shape, fortran, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise FileError(f"{name} holds pickled Python objects, which can run code: expected numbers.")
-    count, rest = prod(shape), size - file.tell()
-    if min(shape, default=0) < 0 or len(shape) > 64 or not dtype.itemsize or count * dtype.itemsize != rest:
-        raise FileError(f"{name} claims shape {shape} of {dtype}, but has {rest} bytes.")
-    array = np.frombuffer(bytearray(file.read(rest)), dtype, count) if rest else np.empty(0, dtype)
-    return _flags(array.reshape(shape, order="F" if fortran else "C"))
+        raise damaged("its metadata is not text.")
+    tensors: Tensors = {}
+    places = []
+    for name, entry in header.items():
+        match entry:
+            case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if (
+                all(type(size) is int and 0 <= size < 2**63 for size in shape) and 0 <= start <= stop < 2**63
+            ):
+                places.append((start, stop))
+            case _:
+                raise damaged(f"`{name}` has no dtype, shape and data_offsets.")
+        dtype = DTYPES.get(kind)
+        if dtype is not None and (len(shape) > 64 or prod(shape) * dtype.itemsize != stop - start):
+            raise damaged(f"`{name}` has {stop - start} bytes, which {kind} of shape {shape} has not.")
+        tensors[name] = kind, None
+        if dtype is not None and stop <= len(data) - first:  # else it is refused below
+            numbers = np.frombuffer(data, np.uint8, stop - start, first + start if stop > start else 0)
+            tensors[name] = kind, numbers.view(dtype).reshape(shape)
+    places.sort()
+    if [start for start, _ in places] + [len(data) - first] != [0, *(stop for _, stop in places)]:
+        raise damaged("its tensors overlap, or do not fill it.")
+    return tensors, metadata
 
 
 def _flags(array: Array) -> Array:

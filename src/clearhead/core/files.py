@@ -1,7 +1,8 @@
-"""Writes files whole or not at all; reads files with limits on their size, encoding and nesting."""
+"""Writes files whole or not at all; reads files with limits on their size and encoding."""
 
 import errno
 import json
+import mmap
 import os
 import re
 import secrets
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from select import select
 from typing import Any
 
 from clearhead.core.room import OF_FILES, free_bytes, written
@@ -19,7 +19,6 @@ from clearhead.errors import FileError
 
 STANDARD = "-"  # standard input or output, as on the command line
 _MOST_TEXT = 2**30  # bytes of a text or of JSON
-_MOST_NESTED = 64  # lists and objects inside one another; NumPy's arrays have at most so many axes
 _JSON_COST = 32  # bytes of memory that one byte of JSON can need: "1.0," becomes a Decimal of 104 bytes and a pointer
 _DESCRIPTORS = re.compile(r"/dev/fd|/proc/(\d+)(?:/task/\d+)?/fd")  # folders in which a name is an open file's number
 
@@ -64,29 +63,35 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: int | None = None) -> bytes:
-    """All of a file, at most `most` bytes, or its `first` bytes; - is standard input. Raises FileError.
+def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """All of a file, at most `most` bytes; - is standard input. Raises FileError.
 
     None allows half of the free memory, since the data are copied when they become arrays.
     """
     with _said(path, "read"):
         name = _name(path)
         allowed = free_bytes() // 2 if most is None else most
-        if name == STANDARD:
-            if sys.stdin is None:
-                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            data = _limited(sys.stdin.buffer, allowed)
-        else:
-            if first is not None:
-                check_waits(name)
+        if name != STANDARD:
             with open(name, "rb") as file:
-                if first is not None:
-                    return file.read(first)
                 fits = os.fstat(file.fileno()).st_size <= allowed
                 data = _limited(file, allowed) if fits else None
+        elif sys.stdin is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        else:
+            data = _limited(sys.stdin.buffer, allowed)
         if data is None:
             raise FileError(f"{path} cannot be read: it has more than {written(allowed, OF_FILES)}.")
         return data
+
+
+def mapped(path: str | os.PathLike[str]) -> mmap.mmap:
+    """A file's bytes, memory-mapped for reading. Raises FileError."""
+    with _said(path, "read"):
+        check_waits(path)
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+                raise FileError(f"{path} cannot be read: it is empty.")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def check_waits(path: str | os.PathLike[str]) -> None:
@@ -119,27 +124,29 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
 
     number    converts the text of a number that has a point or an exponent; None stands for float
     NaN and Infinity, which JSON lacks but Python's json.dumps writes, are read as floats. Raises FileError for text
-    that is not a JSON object, for a name given twice, and for lists more than 64 levels deep.
+    that is not a JSON object, for a name given twice, and for nesting that Python cannot read.
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        known = dict(pairs)
+        if len(known) < len(pairs):
+            names = [key for key, _ in pairs]
+            raise FileError(f"{name} gives {next(key for key in known if names.count(key) > 1)!r} twice.")
+        return known
+
     try:
-        data = json.loads(text, parse_float=number, object_pairs_hook=lambda pairs: _once(pairs, name))
+        data = json.loads(text, parse_float=number, object_pairs_hook=once)
     except FileError:
         raise
     except RecursionError:
-        raise _too_deep(name) from None
+        raise FileError(f"{name} has lists or objects inside one another too deeply.") from None
     except ValueError as error:
         raise FileError(f"{name} is not valid JSON: {error}.") from None
     except ArithmeticError:
         raise FileError(f"{name} is not valid JSON: the exponent of a number is out of range.") from None
     if not isinstance(data, dict):
         raise FileError(f"{name} holds a {type(data).__name__}: expected a JSON object.")
-    level: list[Any] = [data]
-    for _ in range(_MOST_NESTED):
-        inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
-        level = [part for part in inner if isinstance(part, (dict, list))]
-        if not level:
-            return data
-    raise _too_deep(name)
+    return data
 
 
 @contextmanager
@@ -238,17 +245,12 @@ def _keep_owner_and_mode(name: str, old: os.stat_result) -> None:
 
 def _write_all(descriptor: int, data: bytes, *, sync: bool = False) -> None:
     """Write and close. With `sync`, wait for the disk, so that a full disk raises here."""
-    with open(descriptor, "wb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            written = file.write(rest)
-            if written is None:  # a full pipe in non-blocking mode
-                select([], [file], [])
-            else:
-                rest = rest[written:]
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
         try:
             if sync:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # some file systems have no such call
                 raise
@@ -282,15 +284,3 @@ def _decoded(path: object, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
-
-
-def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
-    known = dict(pairs)
-    if len(known) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise FileError(f"{name} gives {next(key for key in known if names.count(key) > 1)!r} twice.")
-    return known
-
-
-def _too_deep(name: str) -> FileError:
-    return FileError(f"{name} has lists or objects more than {_MOST_NESTED} levels deep.")

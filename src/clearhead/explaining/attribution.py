@@ -146,7 +146,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         facts = {"read": read and read[0], "wrote": wrote and wrote[0]}
         write("mlp", number, after - middle, sizes=(config.d_mlp,), **facts)
     bias_of = weights.get("output.bias")
-    raw = decoder.raw_logits(decoder.final(run.hidden[-1][position]))
+    raw = decoder.logits(run.hidden[-1][position], capped=False)
     shape, result = (len(run.ids), rows.shape[1]), []
     for place, choice in enumerate(choices):
         by_norm = 0.0 if shift is None else float(rows[place] @ shift)

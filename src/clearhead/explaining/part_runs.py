@@ -25,6 +25,7 @@ from clearhead.explaining.rerun import Based, Rerun
 from clearhead.explaining.texts import Part, grouped
 from clearhead.explaining.why_lists import PairEffect, PartEffect, by_change
 from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
+from clearhead.models.variants import edges
 from clearhead.ops.matrix import AttentionMatrix
 
 _POINTS = 4
@@ -300,8 +301,8 @@ def integral(
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
             width = widths[start + place]
-            result.heads[layer] += width * part.gates * inside
-            result.edges[layer] += width * part.attended.edges(target.rows, part.g) * inside
+            result.heads[layer] += width * part.by_gates * inside
+            result.edges[layer] += width * edges(part, target.rows) * inside
     if not np.isfinite(result.heads).all():
         raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
     return result
@@ -314,9 +315,8 @@ def cuts(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Ed
     """
     result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
     slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant(edits)], target.rows)
-    for layer, _, part in model.differentiated(*asked, slope, run):
-        ran = part.attended
+    for layer, _, ran in model.differentiated(*asked, slope, run):
         first = target.rows.start - (len(target.ids) - ran.q.shape[-2])
         some = slice(first, first + len(target.rows))
-        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cut_effects(ran.v, part.g, rest=rest)[:, some]
+        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cut_effects(ran.v, ran.g, rest=rest)[:, some]
     return result

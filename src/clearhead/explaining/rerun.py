@@ -171,7 +171,7 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
     if not model.config.shares_runs:
         variant, some = Variant(run.edits), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
-            first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.attended.output[:, row])
+            first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.output[:, row])
     based = based_on(target, run)
     return changes_of(each_off(model, [based], first, _FIRST, run.edits), based.value, first.shape)
 

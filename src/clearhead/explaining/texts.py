@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import DtypeError, FileError, SelectionError, expected
-from clearhead.models.chat import places, read_messages
 from clearhead.models.protocol import LanguageModel, Token, first_letter
+from clearhead.models.tokenizer import places, read_messages
 from clearhead.spelling import spelled
 from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 

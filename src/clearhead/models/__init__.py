@@ -2,11 +2,11 @@
 
 protocol        what `explain` needs of a model: tokens, and every layer's attention in one forward pass
 finding         load_model: a model by its path or name; those on this machine
-model           a decoder in NumPy with its tokenizer; chat: messages as one text; tokens: the tokenizer of a GGUF file
-decoder         its forward pass, with keys and values kept; backward: derivatives; runs: a text's run, variants: others
-families        its sizes, and what differs between Llama, Gemma and the others, as data
-functions       norms and activations, with their derivatives; rotary positions
-weights         packed and memory-mapped tensors, and which of them a decoder has
+model           a decoder in NumPy with its tokenizer
+tokenizer       texts and chats as tokens; tokens: the tokenizer of a GGUF file
+decoder         its forward pass, with keys and values kept; runs: a text's run; variants: others, and derivatives
+families        its sizes, and what differs between Llama, Gemma and the others, as data; norms, activations, positions
+weights         packed and memory-mapped tensors, products with them, and which of them a decoder has
 gguf folder     the two forms in which decoders are stored
-hub             models through Transformers; modules: their attention; checkpoint: what is checked before one is loaded
+hub             models through Transformers; checkpoint: what is checked before one is loaded
 """

@@ -7,21 +7,18 @@ sizes are compared before anything is built, and missing weights are an error.
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from clearhead.core.array_files import tensor_names
 from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError
 from clearhead.models.folder import one_line, weight_files
 
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
 _SECONDS = 2.0  # to reach the hub
-_MANY = 1024  # layers or experts that need no proof
 
 
 def folder(name: str) -> Path:
@@ -60,17 +57,6 @@ def folder(name: str) -> Path:
         raise FileError(f"{tried} it cannot be downloaded: {one_line(error)}", hint) from None
 
 
-def check_counts(place: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a config of more layers or experts than there are tensors: building them would take very long."""
-    tensors = sum(len(tensor_names(path)) for path in weight_files(place))
-    for key, count in _integers(config):
-        if ("layer" in key or "expert" in key or "block" in key) and count > max(_MANY, tensors):
-            raise FileError(
-                f"{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
-                "do config.json and the weights belong together?",
-            )
-
-
 def check_sizes(place: Path, built: Any) -> None:
     """Refuse a model (built on PyTorch's meta device) with more parameters than its files have, or than fit memory."""
     stored = sum(path.stat().st_size for path in weight_files(place))
@@ -82,14 +68,6 @@ def check_sizes(place: Path, built: Any) -> None:
         )
     others = sum(x.numel() * x.element_size() for x in built.buffers())
     check_room_for_file(place, 4 * parameters + others, "this model in float32")
-
-
-def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and depth < 8:
-            yield from _integers(value, depth + 1)
-        elif type(value) is int:
-            yield str(key), value
 
 
 def _reachable(address: str) -> bool:

@@ -4,8 +4,8 @@ One layer is norm → attention → W^O (→ norm) → added → norm → MLP (�
 each token by itself, so that `before` and `after` take (…, tokens, d_model).
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,9 @@ import numpy as np
 from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.models.families import Config
-from clearhead.models.functions import ACTIVATIONS, CACHED, NormWeights, turned
-from clearhead.models.products import product
+from clearhead.models.families import ACTIVATIONS, CACHED, Config, NormWeights, turned
 from clearhead.models.protocol import LayerRun
-from clearhead.models.weights import Weights
+from clearhead.models.weights import Weights, product
 from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text
 
@@ -47,16 +45,26 @@ class Decoder:
             return None
         return NormWeights(weight, self.weights.get(f"{name}.bias"), self.config.centred, self.config.epsilon)
 
+    def normed(self, name: str, x: Array) -> Array:
+        """Pass x through the norm of that name, or return it as it is where the model has none.
+
+        Queries and keys, (…, heads, tokens, d_k), have a norm of each head, or one of all heads together (OLMo 2).
+        """
+        norm = self.norm(name)
+        if norm is None or len(norm.weight) == x.shape[-1]:
+            return x if norm is None else norm.value(x)
+        return split(norm.value(join(x)), x.shape[-1])
+
     def linear(self, x: Array, name: str) -> Array:
         """x·Wᵀ + b, with b where the model has one."""
         made = product(x, self.weights[f"{name}.weight"].T)
         bias = self.weights.get(f"{name}.bias")
         return made if bias is None else made + bias
 
-    def angles(self, number: int, start: int, tokens: int) -> Angles:
-        """How much a layer turns queries and keys; None where it does not."""
+    def angles(self, number: int, places: Array) -> Angles:
+        """How much a layer turns the queries and keys at these positions; None where it does not."""
         rope = self.config.ropes[number]
-        return None if rope is None else rope.angles(start, tokens)
+        return None if rope is None else rope.angles(places)
 
     def rules(self, number: int) -> dict[str, Any]:
         """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
@@ -70,24 +78,21 @@ class Decoder:
             rules["softcap"] = self.config.softcap
         return rules
 
-    def read(self, number: int, hidden: Array) -> Array:
-        """x, what a layer's projections are given, (…, tokens, d_model)."""
-        norm = self.norm(f"blk.{number}.attn_norm")
-        return hidden if norm is None else norm.value(hidden)
-
     def projected(self, number: int, x: Array, part: str) -> Array:
         """The queries (part "q"), keys ("k") or values ("v") before norms and rotation, (…, heads, tokens, d_k)."""
         return split(self.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k)
 
     def scored(self, number: int, projected: Array, part: str, angles: Angles) -> Array:
         """Queries or keys as the scores see them: normalised where the model does, and turned."""
-        norm = self.norm(f"blk.{number}.attn_{part}_norm")
-        x = projected if norm is None else normalised(norm, projected)
+        x = self.normed(f"blk.{number}.attn_{part}_norm", projected)
         return x if angles is None else turned(x, angles)
 
-    def before(self, number: int, hidden: Array, angles: Angles) -> tuple[Array, Array, Array, Array]:
-        """x, and its queries, keys and values, (…, heads, tokens, d_k)."""
-        x = self.read(number, hidden)
+    def before(self, number: int, hidden: Array, places: Array) -> tuple[Array, Array, Array, Array]:
+        """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
+
+        hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
+        """
+        x, angles = self.normed(f"blk.{number}.attn_norm", hidden), self.angles(number, places)
         q, k = (self.scored(number, self.projected(number, x, part), part, angles) for part in "qk")
         return x, q, k, self.projected(number, x, "v")
 
@@ -102,14 +107,12 @@ class Decoder:
 
     def added(self, number: int, output: Array, norm: str) -> Array:
         """What is added to the residual stream of what attention or the MLP gave."""
-        behind = self.norm(f"blk.{number}.{norm}")
-        made = output if behind is None else behind.value(output)
+        made = self.normed(f"blk.{number}.{norm}", output)
         return made if self.config.added_scale == 1 else made * self.config.added_scale
 
     def inner(self, number: int, middle: Array) -> tuple[Array | None, Array]:
         """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
-        norm = self.norm(f"blk.{number}.ffn_norm")
-        y = middle if norm is None else norm.value(middle)
+        y = self.normed(f"blk.{number}.ffn_norm", middle)
         up = self.linear(y, f"blk.{number}.ffn_up")
         return self.linear(y, f"blk.{number}.ffn_gate") if self.config.gated else None, up
 
@@ -126,39 +129,30 @@ class Decoder:
                     up[tokens] *= act(gate[tokens])
         return self.linear(up, f"blk.{number}.ffn_down")
 
-    def attended(
+    def layer(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
     ) -> LayerRun:
-        """One layer's attention.
+        """One layer's attention; `after` makes the residual stream after the layer from its output.
 
         hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
         past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
         """
-        config = self.config
         first = 0 if past is None else past[0].shape[1]
-        x, q, k, v = self.before(number, hidden, self.angles(number, first, len(hidden)))
-        rules = self.rules(number)
+        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)))
+        rules, factors = self.rules(number), None
         if past is not None:
             rules["query_offset"] = first
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
-        acting = acting_edits(edits, number, config.layers)
-        if acting:
+        if acting := acting_edits(edits, number, self.config.layers) if edits else []:
             call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
             q, k, v = call.q[0], call.k[0], call.v[0]  # of `like`, another run's
+            factors = output_factors(acting, self.config.heads)
         else:
             heads = attention(q, k, v, **rules)
-        factors = output_factors(acting, config.heads)
         biases, through = self.words(number)
         output = self.mixed(number, heads)
         return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
-
-    def layer(
-        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
-    ) -> tuple[LayerRun, Array]:
-        """One layer: its attention, and the residual stream after it, (tokens, d_model); see `attended`."""
-        run = self.attended(number, hidden, edits, past)
-        return run, self.after(number, hidden, run.output)
 
     def words(self, number: int) -> tuple[frozenset[str], str]:
         """Which biases a layer's projections have, and what is applied to queries and keys, for the formulas."""
@@ -167,91 +161,43 @@ class Decoder:
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
         return biases, through if self.config.ropes[number] is None else f"RoPE({through})"
 
-    def final(self, hidden: Array) -> Array:
-        """The last norm, (…, d_model), which the logits are products of."""
-        norm = self.norm("output_norm")
-        assert norm is not None
-        return norm.value(hidden)
+    def logits(self, hidden: Array, *, capped: bool = True) -> Array:
+        """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model).
 
-    def logits(self, hidden: Array) -> Array:
-        """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model)."""
-        return self.capped(self.raw_logits(self.final(hidden)))
-
-    def raw_logits(self, normed: Array) -> Array:
-        """The products with the unembedding, before the cap."""
-        made = self.weights.product(normed, self.unembedding)
-        bias = self.weights.get("output.bias")
+        capped   c·tanh(logit/c) where the model caps its logits; else the products with the unembedding
+        """
+        made = self.weights.product(self.normed("output_norm", hidden), self.unembedding)
+        bias, cap = self.weights.get("output.bias"), self.config.logit_softcap
         made = made if bias is None else made + bias
-        return made if self.config.logit_scale == 1 else made * self.config.logit_scale
-
-    def capped(self, raw: Array) -> Array:
-        """c·tanh(logit/c) where the model caps its logits."""
-        cap = self.config.logit_softcap
-        return raw if cap is None else cap * np.tanh(raw / cap)
+        made = made if self.config.logit_scale == 1 else made * self.config.logit_scale
+        return made if cap is None or not capped else cap * np.tanh(made / cap)
 
     @property
     def unembedding(self) -> str:
         """The name of the matrix whose products are the logits."""
         return "token_embd.weight" if self.config.tied else "output.weight"
 
-    def steps(self, ids: Sequence[int], past: Sequence[tuple[Array, Array]] = ()) -> Generator[Array, list[int], None]:
-        """The logits after the last token, (vocabulary,), step by step; each step is sent the tokens that follow.
+    def extended(self, ids: Sequence[int], start: int, kept: Sequence[tuple[Array, Array]]) -> Array:
+        """The logits after the last of these tokens, (vocabulary,), of which the first is at position `start`.
 
-        Keys and values are kept, so that a step takes its own tokens through the layers only; `past` has each layer's
-        of the first tokens.
+        kept   of each layer the keys and values, (kv_heads, room, d_k) each: those before `start` are read, and these
+               tokens' are written behind them
         """
-        cache = [KeysValues() for _ in range(self.config.layers)]
-        start = min(past[0][0].shape[1], len(ids) - 1) if past else 0
-        new = list(ids[start:])
-        for kept, (k, v) in zip(cache, past, strict=False):
-            kept.grown(k[:, :start], v[:, :start])
-        while True:
-            hidden = self.embedded(new, start)
-            for number, kept in enumerate(cache):
-                _, q, k, v = self.before(number, hidden, self.angles(number, start, len(new)))
-                keys, values = kept.grown(k, v)
-                if kept is cache[-1]:  # of the last layer, the others give keys and values only
-                    q, hidden = q[:, -1:], hidden[-1:]
-                offset = keys.shape[1] - q.shape[1]
-                heads = attention(q, keys, values, **self.rules(number), query_offset=offset)
-                hidden = self.after(number, hidden, self.mixed(number, heads))
-            start += len(new)
-            new = yield self.logits(hidden[-1])
+        hidden, stop = self.embedded(ids, start), start + len(ids)
+        for number, (keys, values) in enumerate(kept):
+            _, q, k, v = self.before(number, hidden, np.arange(start, stop))
+            keys[:, start:stop], values[:, start:stop] = k, v
+            if number + 1 == len(kept):  # of the last layer, the others give keys and values only
+                q, hidden = q[:, -1:], hidden[-1:]
+            rules = self.rules(number) | {"query_offset": stop - q.shape[1]}
+            heads = attention(q, keys[:, :stop], values[:, :stop], **rules)
+            hidden = self.after(number, hidden, self.mixed(number, heads))
+        return self.logits(hidden[-1])
 
-    def likeliest(self, ids: Sequence[int], past: Sequence[tuple[Array, Array]] = ()) -> Iterator[int]:
-        """The ids that the model puts after these, each the likeliest, without end."""
-        steps = self.steps(ids, past)
-        token = int(np.argmax(next(steps)))
-        while True:
-            yield token
-            token = int(np.argmax(steps.send([token])))
-
-
-@dataclass(slots=True)
-class KeysValues:
-    """One layer's keys and values, (kv_heads, tokens, d_k), in arrays that double where they are full."""
-
-    arrays: list[Array] = field(default_factory=list)
-    tokens: int = 0
-
-    def grown(self, k: Array, v: Array) -> tuple[Array, Array]:
-        """All keys and values so far, these included."""
-        stop = self.tokens + k.shape[1]
-        if not self.arrays or stop > self.arrays[0].shape[1]:
-            before, room = self.arrays, max(2 * stop, 64)
-            self.arrays = [np.empty((x.shape[0], room, x.shape[2]), x.dtype) for x in (k, v)]
-            for array, old in zip(self.arrays, before, strict=False):
-                array[:, : self.tokens] = old[:, : self.tokens]
-        for array, x in zip(self.arrays, (k, v), strict=True):
-            array[:, self.tokens : stop] = x
-        self.tokens = stop
-        return self.arrays[0][:, :stop], self.arrays[1][:, :stop]
-
-
-def normalised(norm: NormWeights, x: Array) -> Array:
-    """Queries or keys (…, heads, tokens, d_k) through a norm of each head, or of all heads together (OLMo 2)."""
-    d_k = x.shape[-1]
-    return norm.value(x) if len(norm.weight) == d_k else split(norm.value(join(x)), d_k)
+    def room(self, tokens: int) -> list[tuple[Array, Array]]:
+        """Arrays for the keys and values of so many tokens, as `extended` takes them."""
+        shape, dtype = (self.config.kv_heads, tokens, self.config.d_k), self.weights.dtype
+        return [(np.empty(shape, dtype), np.empty(shape, dtype)) for _ in range(self.config.layers)]
 
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:

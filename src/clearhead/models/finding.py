@@ -73,10 +73,8 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
 def _place(name: str) -> Path | None:
     """The file or folder of a model that runs in NumPy; None for one that Transformers runs."""
     kind, _, rest = name.partition(":")
-    if kind == "ollama" and rest:
-        return _of_ollama(rest)
-    if kind == "lmstudio" and rest:
-        return _of_lmstudio(rest)
+    if kind in ("ollama", "lmstudio") and rest:
+        return _of_program(kind, rest)
     path = Path(name)
     if os.path.isfile(path):
         return path
@@ -107,56 +105,33 @@ def _smollm2() -> Path:
     return Path(spec.origin).parent / _SMOLLM2
 
 
-def _ollama() -> Path:
-    return Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
-
-
-def _of_ollama(name: str) -> Path:
-    """The blob of a name of Ollama's. Raises FileError."""
-    base, _, tag = name.partition(":")
-    parts = [part for part in base.split("/") if part]
-    parts = ["library", *parts] if len(parts) == 1 else parts
-    registry = _ollama() / "manifests" / "registry.ollama.ai"
-    manifest = registry.joinpath(*parts, tag or "latest")
-    if ".." in (*parts, tag) or not os.path.isfile(manifest):
-        known = ", ".join(known for known, _ in _ollama_models()) or "none"
-        raise FileError(f"Ollama has no {name} here.", f"it has: {known}; ollama pull {name} fetches it.")
-    return _blob(manifest)
-
-
-def _blob(manifest: Path) -> Path:
-    layers = json_of(manifest).get("layers")
-    digests = [
-        layer["digest"]
-        for layer in (layers if isinstance(layers, list) else [])
-        if isinstance(layer, dict) and layer.get("mediaType") == _OLLAMA_MODEL and isinstance(layer.get("digest"), str)
-    ]
-    name = digests[0].replace(":", "-") if digests else ""
-    if not name or "/" in name or not os.path.isfile(_ollama() / "blobs" / name):
-        raise FileError(f"{manifest} names no model that is here.", "was the download cut off?")
-    return _ollama() / "blobs" / name
-
-
-def _of_lmstudio(name: str) -> Path:
-    listed = list(_lmstudio_models())
-    for known, place in listed:
-        words = known.removeprefix("lmstudio:")
-        if name in (words, words.rpartition("/")[2]):
+def _of_program(kind: str, name: str) -> Path:
+    """The file of a name of Ollama's or LM Studio's. Raises FileError."""
+    ollama = kind == "ollama"
+    here = list(_ollama_models() if ollama else _lmstudio_models())
+    for known, place in here:
+        words = known.partition(":")[2]
+        if name.removesuffix(":latest") in (words, f"library/{words}" if ollama else words.rpartition("/")[2]):
             return place
-    known = ", ".join(known for known, _ in listed) or "none"
-    raise FileError(f"LM Studio has no {name} here.", f"it has: {known}.")
+    listed = ", ".join(known for known, _ in here) or "none"
+    hint = f"it has: {listed}" + (f"; ollama pull {name} fetches it." if ollama else ".")
+    raise FileError(f"{'Ollama' if ollama else 'LM Studio'} has no {name} here.", hint)
 
 
 Here = tuple[str, Path]  # the name that `--model` takes, and the file or folder
 
 
 def _ollama_models() -> Iterator[Here]:
-    registry = _ollama() / "manifests" / "registry.ollama.ai"
-    for manifest in sorted(path for path in registry.glob("*/*/*") if path.is_file()):
+    """The models that Ollama has; a download that was cut off names a blob that is not here."""
+    root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+    for manifest in sorted(path for path in root.glob("manifests/registry.ollama.ai/*/*/*") if path.is_file()):
         owner, base, tag = manifest.parts[-3:]
         name = f"ollama:{base if owner == 'library' else f'{owner}/{base}'}:{tag}"
-        with suppress(ClearheadError):
-            yield (name.removesuffix(":latest"), _blob(manifest))
+        with suppress(ClearheadError, AttributeError, KeyError, TypeError):  # a manifest may say anything
+            for layer in json_of(manifest)["layers"]:
+                blob = root / "blobs" / Path(layer["digest"].replace(":", "-")).name
+                if layer["mediaType"] == _OLLAMA_MODEL and blob.is_file():
+                    yield (name.removesuffix(":latest"), blob)
 
 
 def _lmstudio_models() -> Iterator[Here]:

@@ -1,20 +1,16 @@
 """A checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
 
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clearhead.core.array_files import entries
+from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
-from clearhead.models.families import FAMILIES, OTHER_NAMES, Config, Family, windows_of
-from clearhead.models.functions import ACTIVATIONS, Rope, of_parameters
+from clearhead.models.families import ACTIVATIONS, FAMILIES, OTHER_NAMES, Config, Family, Rope, of_parameters
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
@@ -34,19 +30,16 @@ class _Reader:
     def __init__(self, path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> None:
         self.path, self.data, self.keys = path, data, keys
 
-    def name(self, key: str) -> str:
-        """What the file calls a key of Llama's config.json."""
-        return self.keys.get(key, key)
-
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on."""
-        return whole_number(f"{self.path}: {self.name(key)}", self.data.get(key, default), error=FileError)
+        named = f"{self.path}: {self.keys.get(key, key)}"
+        return whole_number(named, self.data.get(key, default), error=FileError)
 
     def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A number between two bounds."""
         value = self.data.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            what = f"{self.path}: {self.name(key)} is {value!r}"
+            what = f"{self.path}: {self.keys.get(key, key)} is {value!r}"
             raise FileError(f"{what}: expected a number from {low:g} to {high:g}.")
         return float(value)
 
@@ -83,11 +76,9 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
     positions = read.whole("max_position_embeddings")
     if layers > _MOST_LAYERS:  # a list of them would fill the memory
-        what = f"{path}: {read.name('num_hidden_layers')} is {layers:,}"
-        raise FileError(f"{what}: expected at most {_MOST_LAYERS:,}.")
+        raise FileError(f"{path}: it says {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
     if "head_dim" not in data and d_model % heads:
-        width, count = read.name("hidden_size"), read.name("num_attention_heads")
-        raise FileError(f"{path}: {width} {d_model} is not a multiple of {count} {heads}.")
+        raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
     if heads % kv_heads:
         raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
     d_k = read.whole("head_dim", d_model // heads)
@@ -144,7 +135,7 @@ def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ..
     if read.data.get("use_sliding_window"):  # Qwen2: the last layers
         first = read.whole("max_window_layers")
         return tuple(window if layer >= first else None for layer in range(layers))
-    return windows_of(family.windows, window, layers)
+    return tuple(window if family.windows[layer % len(family.windows)] else None for layer in range(layers))
 
 
 def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
@@ -179,73 +170,45 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
         dims = read.whole("rotary_dim", int(d_k * float(share)))
-        rope = of_parameters(parameters, base, dims, positions)
+        if dims % 2 or dims > d_k:
+            raise ValueError(f"{dims} of {d_k} dimensions are rotated")
+        return of_parameters(parameters, base, dims, positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise FileError(f"{read.path}: its rotary positions cannot be read: {one_line(error)}.") from None
-    if dims % 2 or dims > d_k:
-        raise FileError(f"{read.path}: {dims} of {d_k} dimensions are rotated.")
-    if isinstance(rope, str):
-        what = f"{read.path}: rotary positions of kind {rope!r} are not computed here."
-        raise FileError(what, "Transformers runs the folder with safetensors.")
-    return rope
+        what = f"{read.path}: its rotary positions cannot be read: {one_line(error)}."
+        raise FileError(what, "Transformers may run the folder with safetensors.") from None
 
 
 def stored(place: Path, config: Config) -> dict[str, Stored]:
     """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
-        for name, array in _mapped(path).items():
+        for name, (kind, array) in mapped_tensors(path).items():
+            if name.endswith(_BUFFERS):
+                continue
+            if array is None or kind not in ("F64", "F32", "F16", "BF16"):
+                raise FileError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
-            arrays[name] = array
+            arrays[name] = kind, array
     return renamed(arrays, config.family)
 
 
-def _mapped(path: Path) -> dict[str, tuple[str, Array]]:
-    """A file's tensors with the names of their dtypes."""
-    parts, start = entries(path)
-    with open(path, "rb") as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    result: dict[str, tuple[str, Array]] = {}
-    for name, part in parts.items():
-        if name.endswith(_BUFFERS):
-            continue
-        if part.dtype is None or part.kind not in ("F64", "F32", "F16", "BF16"):
-            raise FileError(f"{path}: `{name}` is stored as {part.kind}, which is not read here.")
-        data = np.frombuffer(whole, np.uint8, part.stop - part.start, start + part.start)
-        result[name] = part.kind, data.view(part.dtype).reshape(part.shape)
-    return result
-
-
 def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:
-    """Arrays of a family, each with the name of its dtype, as tensors under GGUF's names."""
+    """Arrays of a family, each with the name of its dtype, as tensors under GGUF's names.
+
+    A tensor that the family has not keeps its own name, so that it is refused later.
+    """
     family, result = FAMILIES[name], {}
     for key, (kind, array) in arrays.items():
-        name = _renamed(key.removeprefix("transformer."), family)
+        stem, _, suffix = key.removeprefix("transformer.").rpartition(".")
+        words = stem.split(".")
+        number = next((word for word in words if word.isdecimal()), "")
+        pattern = ".".join("{}" if word == number else word for word in words)
+        name = key if pattern not in family.names else f"{family.names[pattern].format(number)}.{suffix}"
         turned = family.transposed and array.ndim == 2 and name.startswith("blk.")
         plus = 1.0 if family.less_one and "norm" in name else 0.0
         result[name] = Stored(kind, array.shape[::-1] if turned else array.shape, array, turned, plus=plus)
     return result
-
-
-def _renamed(name: str, family: Family) -> str:
-    """A tensor's name in GGUF; its own where the family has none like it, so that it is refused later."""
-    stem, _, kind = name.rpartition(".")
-    words = stem.split(".")
-    number = next((word for word in words if word.isdecimal()), "")
-    pattern = ".".join("{}" if word == number else word for word in words)
-    return f"{family.names[pattern].format(number)}.{kind}" if pattern in family.names else name
-
-
-def spelling(name: str, config: Config) -> str:
-    """How safetensors of the family call a tensor, or the fused one that holds it."""
-    layer, _, rest = name.removeprefix("blk.").partition(".")
-    part, _, kind = rest.rpartition(".") if name.startswith("blk.") else name.rpartition(".")
-    pattern = f"blk.{{}}.{part}" if name.startswith("blk.") else part
-    patterns = {ours: theirs for theirs, ours in FAMILIES[config.family].names.items()}
-    fused = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv", "ffn_gate": "ffn_up"}.get(part, part)
-    theirs = patterns.get(pattern) or patterns.get(f"blk.{{}}.{fused}")
-    return name if theirs is None else f"{theirs.format(layer)}.{kind}"
 
 
 def weight_files(place: Path) -> list[Path]:

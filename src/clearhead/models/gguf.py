@@ -13,25 +13,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core.files import mapped
 from clearhead.errors import FileError
-from clearhead.models.families import FAMILIES, Config, Windows
-from clearhead.models.folder import described
+from clearhead.models.families import FAMILIES, Config
+from clearhead.models.folder import described, one_line
 from clearhead.models.weights import Stored, packings
 
-_MAGIC = b"GGUF"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _PLAIN = {0: ("F32", "<f4"), 1: ("F16", "<f2"), 28: ("F64", "<f8"), 30: ("BF16", "<u2")}
-_MOST_ENTRIES = 2**20  # keys or tensors; the largest models have a few thousand
-# The keys of an architecture, by those of Llama's config.json that say the same.
-_NEEDED = {
+# The keys of an architecture, by those of Llama's config.json that say the same; the first five are never missing.
+_KEYS = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "max_position_embeddings": "context_length",
-}
-_KEYS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "v_head_dim": "attention.value_length",
@@ -61,52 +58,35 @@ class GGUF(NamedTuple):
     tensors: dict[str, Stored]
 
 
-class _Bytes:
-    """The file's bytes, read from front to back; what lies beyond its end is an error."""
+class _Header:
+    """The file's bytes, read from front to back; struct and NumPy raise for what lies beyond its end."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.place = path, data, 0
-
-    def take(self, size: int) -> int:
-        """Go on by so many bytes; returns where they begin."""
-        start = self.place
-        if size > len(self.data) - start:
-            raise damaged(self.path, "it ends in the middle of its header.")
-        self.place += size
-        return start
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.place = data, 0
 
     def number(self, kind: int) -> Any:
         """One number of a type of GGUF's."""
         code = "<" + _NUMBERS[kind]
-        return struct.unpack_from(code, self.data, self.take(struct.calcsize(code)))[0]
+        (value,) = struct.unpack_from(code, self.data, self.place)
+        self.place += struct.calcsize(code)
+        return value
 
     def text(self) -> str:
         """A string."""
         size = self.number(10)
-        start = self.take(size)
-        try:
-            return self.data[start : start + size].decode("utf-8")
-        except UnicodeDecodeError:
-            raise damaged(self.path, "a text in it is not UTF-8.") from None
+        start, self.place = self.place, self.place + size
+        return self.data[start : self.place].decode("utf-8")
 
     def value(self, kind: int) -> Any:
         """A number, a string, or a list of either; lists of lists are not read."""
-        if kind == _STRING:
-            return self.text()
-        if kind in _NUMBERS:
-            return self.number(kind)
         if kind != _ARRAY:
-            raise damaged(self.path, f"it has a value of type {kind}, which there is not.")
+            return self.text() if kind == _STRING else self.number(kind)
         inner, count = self.number(4), self.number(10)
         if inner == _STRING:
-            if count > (len(self.data) - self.place) // 8:
-                raise damaged(self.path, "it ends in the middle of its header.")
             return [self.text() for _ in range(count)]
-        if inner not in _NUMBERS:
-            raise damaged(self.path, f"it has a list of type {inner}, which is not read.")
-        code = np.dtype("<" + _NUMBERS[inner])
-        start = self.take(count * code.itemsize)
-        return np.frombuffer(self.data, code, count, start).tolist()
+        numbers = np.frombuffer(self.data, "<" + _NUMBERS[inner], count, self.place)
+        self.place += numbers.nbytes
+        return numbers.tolist()
 
 
 def damaged(path: Path, why: str) -> FileError:
@@ -119,63 +99,48 @@ def read(path: Path) -> GGUF:
 
     O(size of the header) time; no more memory than the header's texts take.
     """
-    try:
-        with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        reason = getattr(error, "strerror", None) or "it is empty"
-        raise FileError(f"{path} cannot be read: {reason}.") from None
-    source = _Bytes(path, data)
-    if data[:4] != _MAGIC:
+    data = mapped(path)
+    if data[:4] != b"GGUF":
         raise damaged(path, "it does not begin with GGUF.")
-    source.take(4)
-    version = source.number(4)
-    if version not in (2, 3):
-        raise FileError(f"{path} is GGUF version {version}: 2 and 3 are read here.")
-    tensors, keys = source.number(10), source.number(10)
-    if max(tensors, keys) > _MOST_ENTRIES:
-        raise damaged(path, f"it claims {max(tensors, keys)} entries.")
-    metadata: dict[str, Any] = {}
-    for _ in range(keys):
-        key, kind = source.text(), source.number(4)
-        if key in metadata:
-            raise damaged(path, f"it gives {key[:80]!r} twice.")
-        metadata[key] = source.value(kind)
-    infos = [_info(source) for _ in range(tensors)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 1 <= alignment <= 2**20:
-        raise damaged(path, f"its tensors are aligned to {alignment!r}.")
-    start = -(-source.place // alignment) * alignment
-    return GGUF(path, metadata, dict(_tensor(source, start, *info) for info in infos))
+    header = _Header(data)
+    header.place = 4
+    try:
+        version = header.number(4)
+        if version not in (2, 3):
+            raise FileError(f"{path} is GGUF version {version}: 2 and 3 are read here.")
+        tensors, keys = header.number(10), header.number(10)
+        pairs = [(header.text(), header.value(header.number(4))) for _ in range(keys)]
+        metadata = dict(pairs)
+        if len(metadata) < keys:
+            raise damaged(path, "it gives a key twice.")
+        infos = [(header.text(), _shape(header), header.number(4), header.number(10)) for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        start = -(-header.place // alignment) * alignment
+        return GGUF(path, metadata, {info[0]: _tensor(data, start, *info[1:]) for info in infos})
+    except FileError:
+        raise
+    except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, struct.error) as error:
+        raise damaged(path, f"its header cannot be read: {one_line(error)}.") from None
 
 
-def _info(source: _Bytes) -> tuple[str, tuple[int, ...], int, int]:
-    """A tensor's name, shape (rows first, as NumPy has it), type and offset."""
-    name, axes = source.text(), source.number(4)
+def _shape(header: _Header) -> tuple[int, ...]:
+    """A tensor's shape, rows first, as NumPy has it."""
+    axes = header.number(4)
     if not 1 <= axes <= 4:
-        raise damaged(source.path, f"`{name[:80]}` has {axes} axes.")
-    shape = tuple(reversed([source.number(10) for _ in range(axes)]))
-    return name, shape, source.number(4), source.number(10)
+        raise ValueError(f"a tensor has {axes} axes")
+    return tuple(reversed([header.number(10) for _ in range(axes)]))
 
 
-def _tensor(
-    source: _Bytes, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
-) -> tuple[str, Stored]:
+def _tensor(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:
     if kind in _PLAIN:
         label, code = _PLAIN[kind]
         stored_shape, dtype = shape, np.dtype(code)
     else:
         dtype, (quants, kinds) = np.dtype(np.uint8), packings()
-        try:
-            label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
-        except (ValueError, KeyError):
-            why = f"`{name[:80]}` has shape {shape} and type {kind}, which do not fit."
-            raise damaged(source.path, why) from None
+        label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
     size = prod(stored_shape) * dtype.itemsize
-    if size > len(source.data) - start or offset > len(source.data) - start - size:
-        raise damaged(source.path, f"`{name[:80]}` lies beyond its end.")
-    data = np.frombuffer(source.data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
-    return name, Stored(label, shape, data)
+    numbers = np.frombuffer(data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
+    return Stored(label, shape, numbers)
 
 
 def config_of(file: GGUF) -> Config:
@@ -188,13 +153,13 @@ def config_of(file: GGUF) -> Config:
         )
     family = FAMILIES[architecture]
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
-    keys = {key: f"{architecture}.{name}" for key, name in {**_NEEDED, family.epsilon: epsilon, **_KEYS}.items()}
+    keys = {key: f"{architecture}.{name}" for key, name in {family.epsilon: epsilon, **_KEYS}.items()}
     data: dict[str, Any] = {}
     for key, name in keys.items():
         value = file.metadata.get(name)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]  # the same for every layer
-        if value is None and (key in _NEEDED or key == family.epsilon):
+        if value is None and key in (family.epsilon, *list(_KEYS)[:5]):
             raise FileError(f"{file.path} does not say {name}.")
         if value is not None and (value or key not in _NONE):
             data[key] = value
@@ -205,7 +170,7 @@ def config_of(file: GGUF) -> Config:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
     data["rope_parameters"] = _rope_parameters(file, data)
-    windows: Windows = "all" if architecture == "llama" else family.windows  # Mistral's files say llama
+    windows = [True] if architecture == "llama" else family.windows  # Mistral's files say llama
     config = described(file.path, data, architecture, family._replace(windows=windows, keys=keys, defaults={}))
     if data.get("v_head_dim", config.d_k) != config.d_k:
         raise FileError(f"{file.path}: keys and values differ in width, which is not computed here.")

@@ -1,9 +1,10 @@
 """Any Transformers decoder or encoder for `explain`: the model's own classes run the text, observed by `watch`.
 
-Weights load from safetensors only, never from a pickle, and run in float32.
+Weights load from safetensors only, never from a pickle, and run in float32. Which modules attend, and what their
+projections are, is known by their names, or refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,17 +19,20 @@ import numpy as np
 from clearhead.changing.change import change
 from clearhead.changing.edits import Edit, scaled
 from clearhead.core.axes import Array
-from clearhead.core.files import json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models import checkpoint
 from clearhead.models.decoder import acting_edits, output_factors
-from clearhead.models.folder import one_line
-from clearhead.models.gates import LayerBack, attended, through
-from clearhead.models.modules import attention_modules, output_module, projections
-from clearhead.models.protocol import Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
+from clearhead.models.folder import one_line, weight_files
+from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
+from clearhead.models.variants import attended, through_attention
 from clearhead.watching.watch import watch
+
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
+_FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
+_NAMES = ("{}_proj", "{}_lin", "{}", "linear_{}", "project_{}")  # of q, k, v or of query, key, value
+_INPUTS = {name.format(word): f"b_{word[0]}" for word in ("q", "k", "v", "query", "key", "value") for name in _NAMES}
 
 
 class HubConfig(NamedTuple):
@@ -40,15 +44,11 @@ class HubConfig(NamedTuple):
     kv_heads: int
     d_model: int
     vocabulary: int
-
-    @property
-    def shares_runs(self) -> bool:
-        """Each variant is a run of its own."""
-        return False
+    shares_runs: bool = False  # each variant is a run of its own
 
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
-        return self._asdict()
+        return {name: value for name, value in self._asdict().items() if name != "shares_runs"}
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -99,7 +99,7 @@ class HubModel:
         rows: range,
         slope: Slope,
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
-    ) -> Iterator[tuple[int, int, LayerBack]]:
+    ) -> Iterator[tuple[int, int, Attended]]:
         """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
 
         See `Model.differentiated`.
@@ -116,7 +116,7 @@ class HubModel:
                 call, g = kept[number][0], grads[number][0].numpy()
                 q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
                 part = attended(q, k, v, _plain(call.whole_rules()), variant.gates)
-                yield number, place, LayerBack(part, g, through(part, g)[1], np.zeros((0, 0), g.dtype))
+                yield number, place, part._replace(g=g, by_gates=through_attention(part, g)[1])
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""
@@ -215,7 +215,7 @@ def load(name: str) -> HubModel:
         what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = checkpoint.folder(name)
-    checkpoint.check_counts(place, json_of(place / "config.json"))
+    weight_files(place)  # before anything is built
     try:
         inner, tokenizer = _loaded(name, place)
     except (FileError, MissingExtraError):
@@ -340,3 +340,52 @@ def _plain(rules: dict[str, Any]) -> dict[str, Any]:
     if "spans" in made:
         made["spans"] = tuple(map(plain, made["spans"]))
     return made
+
+
+def attention_modules(paths: Mapping[str, Any]) -> list[str]:
+    """The paths of the innermost attention modules; Transformers' classes say in their names that they attend."""
+
+    def attends(module: Any) -> bool:
+        return "Attention" in type(module).__name__
+
+    return [path for path, module in paths.items() if attends(module) and not any(map(attends, module.children()))]
+
+
+def output_module(paths: Mapping[str, Any], path: str) -> Any:
+    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
+    children = dict(paths[path].named_children())
+    inside = next((children[name] for name in _OUTPUTS if name in children), None)
+    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
+    return inside if inside is not None else beside if beside is not None else paths[path]
+
+
+def projections(paths: Mapping[str, Any], path: str) -> tuple[frozenset[str], str]:
+    """Which biases an attention module has, and what is applied to its queries and keys after their projections.
+
+    Raises RuleError where a module's part in q, k, v and the output is not known: its formula could lack a bias.
+    """
+    module, out = paths[path], output_module(paths, path)
+    weights = ((name, child, getattr(child, "weight", None)) for name, child in module.named_children())
+    linear = {
+        name: child
+        for name, child, weight in weights
+        if weight is not None and weight.ndim == 2 and "Embedding" not in type(child).__name__
+    }
+    made = {name: ("b_q", "b_k", "b_v") if name in _FUSED else (_INPUTS.get(name, ""),) for name in linear}
+    unknown = [name for name, biases in made.items() if "" in biases and name not in _OUTPUTS]
+    lacking = {"b_q", "b_k", "b_v"} - {bias for biases in made.values() for bias in biases}
+    if unknown or lacking or out is module:
+        parts = ", ".join(linear) or "no projections"
+        raise RuleError(
+            f"{path} has {parts}, and explain does not know what makes q, k, v and U.",
+            "it knows q_proj, k_proj, v_proj, o_proj and their like; ch.watch shows the weights of any model.",
+        )
+    biased = [name for name, child in linear.items() if getattr(child, "bias", None) is not None]
+    biases = {bias for name in biased for bias in made[name] if bias}
+    if getattr(out, "bias", None) is not None:
+        biases.add("b_o")
+    normed = any("norm" in name for name, _ in module.named_children())
+    rotated = any("Rotary" in type(each).__name__ for each in paths.values())
+    rotated = rotated or bool(getattr(module, "rotary_dim", None))  # by a function and a table, as GPT-J
+    through = "norm({})" if normed else "{}"
+    return frozenset(biases), f"RoPE({through})" if rotated else through

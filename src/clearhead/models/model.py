@@ -13,17 +13,16 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
+from clearhead.core.room import free_bytes
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
 from clearhead.models import folder, gguf, runs, tokens, weights
-from clearhead.models.backward import of_logits, through
 from clearhead.models.decoder import Decoder
 from clearhead.models.families import Config
-from clearhead.models.gates import LayerBack
-from clearhead.models.protocol import Each, ForwardPass, Slope, Variant, ids_of, in_short
+from clearhead.models.protocol import Attended, Each, ForwardPass, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
-from clearhead.models.variants import again, hidden_of
-from clearhead.models.weights import Stored, Weights, half_of_free_memory
+from clearhead.models.variants import again, hidden_of, of_logits, through
+from clearhead.models.weights import Stored, Weights
 
 SHIPPED = "rhymes"
 _LOGITS = 2**21  # numbers that are computed at a time
@@ -69,11 +68,19 @@ class Model:
         runs.check_unchanged(self.decoder)
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
-        made, last = list[int](), self.tokenizer.last if ends else None
-        for _, token in zip(each(range(count)), self.decoder.likeliest(ids, run.past if run else ()), strict=False):
-            if token == last:
+        made, new, last = list[int](), list(ids), self.tokenizer.last if ends else None
+        kept, start = self.decoder.room(len(ids) + count), 0
+        if run is not None:
+            start = min(len(run.ids), len(ids) - 1)
+            for (keys, values), (k, v) in zip(kept, run.past, strict=True):
+                keys[:, :start], values[:, :start] = k[:, :start], v[:, :start]
+            new = new[start:]
+        for _ in each(range(count)):
+            logits, start = self.decoder.extended(new, start, kept), start + len(new)
+            new = [int(np.argmax(logits))]
+            if new[0] == last:
                 break
-            made.append(token)
+            made += new
         return made
 
     def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
@@ -82,7 +89,7 @@ class Model:
 
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
-    ) -> Iterator[tuple[int, int, LayerBack]]:
+    ) -> Iterator[tuple[int, int, Attended]]:
         """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
 
         slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them
@@ -118,23 +125,17 @@ def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = No
              each pass
     Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
     """
-    budget = half_of_free_memory() if memory is None else memory
     if place is None:
-        return _shipped(budget) if memory is not None else _kept()
-    if os.path.isfile(place):
-        return _of_gguf(Path(place), str(place), budget)
-    return _of_folder(Path(place), str(place), budget)
-
-
-def _shipped(budget: int) -> Model:
-    with as_file(files("clearhead") / "models" / SHIPPED) as shipped:
-        return _of_folder(shipped, SHIPPED, budget)
+        return _shipped(memory)
+    budget = free_bytes() // 2 if memory is None else memory
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place), budget)
 
 
 @cache
-def _kept() -> Model:
-    """The shipped model, loaded once."""
-    return _shipped(half_of_free_memory())
+def _shipped(memory: int | None) -> Model:
+    """The shipped model, loaded once for each budget."""
+    with as_file(files("clearhead") / "models" / SHIPPED) as place:
+        return _of_folder(place, SHIPPED, free_bytes() // 2 if memory is None else memory)
 
 
 def _of_gguf(path: Path, name: str, budget: int) -> Model:
@@ -162,7 +163,7 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
     config = folder.config_of(path, json_of(path))
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config, folder.spelling), budget))
+    decoder = Decoder(config, Weights(weights.checked(place, stored, config), budget))
     weights.check_memory(place, stored)
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary

@@ -2,25 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole
+from clearhead.core.state import State
 from clearhead.errors import RuleError, expected
-
-if TYPE_CHECKING:
-    from clearhead.models.gates import LayerBack
 
 Each = Callable[[range], Iterable[int]]  # iterates over numbers, such as a progress bar
 Slope = Callable[[Array], Array]  # of a number by the logits of some rows, (rows, vocabulary)
-
-_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
-_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
-    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
-}
+_NONE = np.empty((0, 0))
 
 
 class Token(NamedTuple):
@@ -69,14 +63,16 @@ class ForwardPass:
     edits: tuple[Edit, ...] = ()  # that were in force
     ids: Sequence[int] = ()  # of the tokens
     past: Sequence[tuple[Array, Array]] = ()  # each layer's keys and values, where the decoder in NumPy ran
+    from_row: Callable[[int, int], LayerRun] | None = None  # of a long text, a layer from some row on
+    late: Callable[[int], Sequence[Array]] | None = None  # and the stream from a row on
 
     def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
         """A layer's attention in some row, and that row's place there; of a long text the rows before are left out."""
-        return self.layers[layer], row
+        return (self.layers[layer], row) if self.from_row is None else (self.from_row(layer, row), 0)
 
     def stream(self, row: int) -> Sequence[Array]:
         """The residual stream of the rows from `row` on, before each layer and after the last."""
-        return [x[row:] for x in self.hidden]
+        return [x[row:] for x in self.hidden] if self.late is None else self.late(row)
 
 
 class Variant(NamedTuple):
@@ -99,6 +95,31 @@ class Variant(NamedTuple):
     def layer(self) -> int:
         """The first layer that can give anything else than in the run."""
         return min((layer for layer, _ in self.added), default=0)
+
+
+class Attended(NamedTuple):
+    """Attention of the last tokens of a text: q (heads, rows, d_k), k and v (kv_heads, tokens, …).
+
+    rules      of all edges; where there are gates, of the edges to earlier keys
+    output     (heads, rows, d_v); state (heads, rows) each, both of all edges
+    gates      (tokens,) ln α of each key, or None
+
+    Of a derivative of a number, else empty:
+    g          (heads, rows, d_v): by `output`, before edits of outputs and before W^O
+    by_gates   (heads, tokens): by the gates' ln α; zeros without gates
+    residual   (rows, d_model): by the residual stream before the layer; of layer 0 it is by the embeddings
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    rules: dict[str, Any]
+    output: Array
+    state: State
+    gates: Array | None = None
+    g: Array = _NONE
+    by_gates: Array = _NONE
+    residual: Array = _NONE
 
 
 class LanguageModel(Protocol):
@@ -124,7 +145,7 @@ class LanguageModel(Protocol):
     def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
-    ) -> Iterator[tuple[int, int, "LayerBack"]]: ...
+    ) -> Iterator[tuple[int, int, Attended]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
     ) -> Iterator[Array]: ...
@@ -146,17 +167,6 @@ def in_short(model: LanguageModel) -> str:
     """A model's repr."""
     config = model.config
     return f"Model({model.name}: {config.layers} layers, {config.heads} heads, d_model {config.d_model})"
-
-
-def hexadecimal(spelling: str) -> str:
-    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
-
-    >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
-    ('⟨20 e7⟩', '<0xE7>')
-    """
-    if spelling.isascii() or not all(character in _BYTES for character in spelling):
-        return spelling
-    return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
 
 
 def probabilities(logits: Array) -> Array:

@@ -5,7 +5,8 @@ values, from which the rows that are asked for are computed again; of the stream
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -47,34 +48,29 @@ class OnDemand(Sequence[T]):
         return self._compute(numbers) if isinstance(numbers, int) else list(map(self._compute, numbers))
 
 
-def is_long(first: Array, layers: int) -> bool:
-    """Whether a text is long, from the stream before the first layer."""
-    return first.size * layers > _LONG
-
-
 def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each: Each = iter) -> Sequence[Array]:
     """The residual stream before each layer and after the last; `each` iterates over the layers.
 
     step   the stream after a layer, from its number and what is before it
     Of a long text, what lies between two stored places is computed anew, and kept until other ones are.
     """
-    stored, hidden, long = {0: first}, first, is_long(first, layers)
+    stored, hidden, long = {0: first}, first, first.size * layers > _LONG
     for number in each(range(layers)):
         hidden = step(number, hidden)
         if not long or (number + 1) % _STORED == 0 or number + 1 == layers:
             stored[number + 1] = hidden
     if not long:
         return list(stored.values())
-    between: dict[int, Array] = {}
+
+    @lru_cache(maxsize=1)
+    def between(start: int) -> list[Array]:
+        made = [stored[start]]
+        for layer in range(start, min(start + _STORED, layers) - 1):
+            made.append(step(layer, made[-1]))
+        return made
 
     def before(number: int) -> Array:
-        if number not in stored and number not in between:
-            between.clear()
-            start = number - number % _STORED
-            hidden = stored[start]
-            for layer in range(start, min(place for place in stored if place > number) - 1):
-                between[layer + 1] = hidden = step(layer, hidden)
-        return stored[number] if number in stored else between[number]
+        return stored[number] if number in stored else between(number - number % _STORED)[number % _STORED]
 
     return OnDemand(layers + 1, before)
 
@@ -86,8 +82,22 @@ def run(decoder: Decoder, ids: Sequence[int], each: Each = iter, edits: Sequence
     of `ch.change` that the decoder is in add their edits; those of `ch.watch` keep the run.
     """
     inside = blocks.get(decoder, [])
-    edits = [*edits, *(edit for block in inside for edit in block.edits(ids))]
-    made = _run(decoder, ids, each, edits)
+    edits = (*edits, *(edit for block in inside for edit in block.edits(ids)))
+    first, layers = decoder.embedded(ids), decoder.config.layers
+    long, kept, past = first.size * layers > _LONG, list[LayerRun](), list[tuple[Array, Array]]()
+
+    def step(number: int, hidden: Array) -> Array:
+        layer = decoder.layer(number, hidden, edits)
+        if number == len(past):  # the first time
+            past.append((layer.k, layer.v))
+            if not long:
+                kept.append(layer)
+        return decoder.after(number, hidden, layer.output)
+
+    hidden = stream(step, first, layers, each)
+    made = ForwardPass(kept, Logits(decoder, hidden[-1]), hidden, edits, tuple(ids), past)
+    if long:
+        made = _of_long_text(decoder, made)
     for block in inside:
         block.ran(made)
     return made
@@ -102,79 +112,28 @@ def check_unchanged(decoder: Decoder) -> None:
         )
 
 
-def _run(decoder: Decoder, ids: Sequence[int], each: Each, edits: Sequence[Edit]) -> ForwardPass:
-    first, layers = decoder.embedded(ids), decoder.config.layers
-    kept, past, long = list[LayerRun](), list[tuple[Array, Array]](), is_long(first, layers)
+def _of_long_text(decoder: Decoder, run: ForwardPass) -> ForwardPass:
+    """The run with layers that are computed when they are asked for; the latest one is kept."""
 
-    def step(number: int, hidden: Array) -> Array:
-        layer, after = decoder.layer(number, hidden, edits)
-        if number == len(past):  # the first time
-            past.append((layer.k, layer.v))
-            if not long:
-                kept.append(layer)
-        return after
+    @lru_cache(maxsize=1)
+    def from_row(number: int, row: int) -> LayerRun:
+        return of_rows(number, (late(row) if row else run.hidden)[number], row)
 
-    hidden = stream(step, first, layers, each)
-    facts: Any = {"hidden": hidden, "edits": tuple(edits), "ids": tuple(ids), "past": past}
-    logits = Logits(decoder, hidden[-1])
-    if long:
-        return LongRun(Layers(decoder, hidden, edits, past), logits, **facts)
-    return ForwardPass(kept, logits, **facts)
+    @lru_cache(maxsize=1)
+    def late(row: int) -> list[Array]:
+        made = [run.hidden[0][row:]]
+        for number in range(len(run.past)):
+            made.append(decoder.after(number, made[-1], of_rows(number, made[-1], row).output))
+        return made
 
+    def of_rows(number: int, hidden: Array, row: int) -> LayerRun:
+        k, v = run.past[number]
+        return decoder.layer(number, hidden, run.edits, (k[:, :row], v[:, :row]) if row else None)
 
-class Layers(OnDemand[LayerRun]):
-    """The attention of every layer of a long text; the last one that was asked for is kept."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        hidden: Sequence[Array],
-        edits: Sequence[Edit],
-        past: Sequence[tuple[Array, Array]],
-    ) -> None:
-        super().__init__(len(past), lambda number: self.from_row(number, 0))
-        self.decoder, self.hidden, self.edits, self.past = decoder, hidden, edits, past
-        self.last: dict[tuple[int, int], LayerRun] = {}  # by layer and first row
-        self.late: dict[int, list[Array]] = {}  # the stream from a row on
-
-    def from_row(self, number: int, row: int) -> LayerRun:
-        """A layer from some row on."""
-        if (number, row) not in self.last:
-            self.last.clear()
-            past = self._before(number, row) if row else None
-            self.last[number, row] = self.decoder.attended(number, self.stream(row)[number], self.edits, past)
-        return self.last[number, row]
-
-    def stream(self, row: int) -> Sequence[Array]:
-        """The residual stream from some row on."""
-        if not row:
-            return self.hidden
-        if row not in self.late:
-            made = [self.hidden[0][row:]]
-            for number in range(len(self)):
-                made.append(self.decoder.layer(number, made[-1], self.edits, self._before(number, row))[1])
-            self.late = {row: made}
-        return self.late[row]
-
-    def _before(self, number: int, row: int) -> tuple[Array, Array]:
-        k, v = self.past[number]
-        return k[:, :row], v[:, :row]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LongRun(ForwardPass):
-    """The run of a long text; an edit that takes a mean over rows needs all of them."""
-
-    layers: Layers
-
-    def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
-        first = 0 if any(edit.to == "mean" for edit in self.edits) else row
-        return self.layers.from_row(layer, first), row - first
-
-    def stream(self, row: int) -> Sequence[Array]:
-        if any(edit.to == "mean" for edit in self.edits):
-            return [x[row:] for x in self.hidden]
-        return self.layers.stream(row)
+    made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
+    if any(edit.to == "mean" for edit in run.edits):  # over rows, so that all are needed
+        return made
+    return replace(made, from_row=from_row, late=late)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -78,13 +78,10 @@ def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
     types = types if isinstance(types, list) and len(types) == len(words) else [1] * len(words)
     try:
         tokenizer, begins = makers[kind](file, words, types)
-        _add_special(tokenizer, words, types)
-        begins = file.metadata.get("tokenizer.ggml.add_bos_token", begins)
-        ends = file.metadata.get("tokenizer.ggml.add_eos_token", False)
-        _add_ends(tokenizer, words, special(file, "bos") if begins else None, special(file, "eos") if ends else None)
+        _add_special(file, tokenizer, words, types, begins=data.get("tokenizer.ggml.add_bos_token", begins))
     except FileError:
         raise
-    except Exception as error:  # the library raises bare Exception for what does not fit together
+    except Exception as error:  # of a list that is missing, or bare from the library for what does not fit together
         raise FileError(f"{file.path}: the tokenizer cannot be read: {one_line(error)}.") from None
     return tokenizer
 
@@ -100,10 +97,7 @@ def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
             f"{file.path}: its tokenizer cuts texts as {name!r} does, which is not known here.",
             f"{', '.join(CUTS)} are.",
         )
-    merges = file.metadata.get("tokenizer.ggml.merges")
-    pairs = [tuple(each.split(" ", 1)) for each in merges] if isinstance(merges, list) else None
-    if pairs is None or not all(len(pair) == 2 for pair in pairs):
-        raise damaged(file.path, "its tokenizer has no merges.")
+    pairs = [tuple(each.split(" ", 1)) for each in file.metadata["tokenizer.ggml.merges"]]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=cut.whole_words))
     if cut.composed:
@@ -121,12 +115,9 @@ def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any,
     """SentencePiece's BPE with bytes for what is not in the vocabulary; its merges follow from the words' scores."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = file.metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(words):
-        raise damaged(file.path, "its tokenizer has no score for each word.")
     vocabulary = {word: number for number, word in enumerate(words)}
     unknown = next((word for word, kind in zip(words, types, strict=True) if kind == _UNKNOWN), None)
-    merges = _merges(vocabulary, words, types, scores)
+    merges = _merges(vocabulary, words, types, file.metadata["tokenizer.ggml.scores"])
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     parts = [normalizers.Prepend("▁")] if prefixed else []
@@ -151,26 +142,21 @@ def _merges(
     return [(first, second) for *_, first, second in sorted(pairs)]
 
 
-def _add_special(tokenizer: Any, words: list[str], types: list[int]) -> None:
-    """Control tokens and words that users added are found before a text is cut."""
-    from tokenizers import AddedToken
+def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int], *, begins: bool) -> None:
+    """Control tokens and words that users added are found before a text is cut; some begin or end every text."""
+    from tokenizers import AddedToken, processors
 
-    plain = [word for word, kind in zip(words, types, strict=True) if kind == _USER and word]
-    special = [word for word, kind in zip(words, types, strict=True) if kind in (_CONTROL, _UNKNOWN) and word]
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in plain])
-    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
-
-
-def _add_ends(tokenizer: Any, words: list[str], begin: int | None, end: int | None) -> None:
-    """The tokens that are put before and behind every text."""
-    from tokenizers import processors
-
-    parts = [*([words[begin]] if begin is not None else []), "$A", *([words[end]] if end is not None else [])]
-    used = {words[number]: number for number in (begin, end) if number is not None}
-    if used:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=" ".join(parts), special_tokens=list(used.items())
-        )
+    kinds = [(word, kind) for word, kind in zip(words, types, strict=True) if word]
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word, kind in kinds if kind == _USER])
+    special_words = [word for word, kind in kinds if kind in (_CONTROL, _UNKNOWN)]
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special_words])
+    begin = special(file, "bos") if begins else None
+    end = special(file, "eos") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    before, behind = ([] if number is None else [words[number]] for number in (begin, end))
+    if before or behind:
+        used = [(words[number], number) for number in (begin, end) if number is not None]
+        parts = " ".join([*before, "$A", *behind])
+        tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(dict(used).items()))
 
 
 def special(file: GGUF, kind: str) -> int | None:

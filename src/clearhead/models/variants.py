@@ -1,20 +1,118 @@
-"""Variants of one run as a batch, from the first row that changes: other edits, gates on keys, other outputs of heads.
+"""Variants of a run: other edits, gates on keys, other outputs of heads; derivatives of a number through all layers.
 
-A layer's weights are read once for all variants, and what comes before their first row is the run's own.
+A gate multiplies every weight on a key, but that of the key's own query, by α before its row is normalised. A gated row
+is the exact merge of two parts: the keys before the query, ln α added to their logits, and the query's own key. With
+α = 1 it is attention as it is; with α = 0 no later token may see the key, and its position stays.
+
+Variants run as a batch from the first row that changes: a layer's weights are read once for all of them, and what comes
+before that row is the run's own.
+
+With y a number of the logits, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and g_i = ∂y/∂o_i, the
+effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Attention's own derivative comes from an
+engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
+from clearhead import engines
 from clearhead.core.axes import Array
-from clearhead.models.decoder import Decoder, acting_edits, edited_call, output_factors
-from clearhead.models.gates import Attended, attended, attended_together
-from clearhead.models.protocol import Each, ForwardPass, Variant
+from clearhead.core.call import describe_whole
+from clearhead.core.namespace import namespace, numbers_like
+from clearhead.core.rules import Rules
+from clearhead.core.state import State, merged, share, taken
+from clearhead.derivatives import backward
+from clearhead.errors import RuleError
+from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split
+from clearhead.models.families import ACTIVATIONS, turned
+from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.models.runs import stream
+from clearhead.models.weights import product
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.span_terms import SpanTerm, combined
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
+_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "spans", "window"))
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
+
+
+def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
+    """The output and the rows' states of causal attention, gated where there are gates; arrays or tensors.
+
+    q (…, heads, rows, d_k) are the last of the tokens of k and v. Raises RuleError for gates where attention is not
+    causal, or where a rule says more of an edge than its queries and keys.
+    """
+    if gates is None:
+        seen = AttentionMatrix(q, k, **rules).observe(v, logsumexp=True)
+        return Attended(q, k, v, rules, seen.output, cast("State", seen.state))
+    other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
+    if not rules.get("causal") or other:
+        why = f"this attention has {other[0]}" if other else "this attention is not causal"
+        raise RuleError(f"parts of a text are hidden from all later tokens, and {why}.")
+    earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
+    sinks = earlier.pop("sinks", None)
+    if rules.get("window") is not None:
+        earlier["window"] = rules["window"][0] - 1, None
+    seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
+    to_self = _self_logits(q, k, rules)[0]
+    own = State(to_self, namespace(q).zeros_like(to_self)), _of_queries(v, q)
+    output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
+    return Attended(q, k, v, earlier, output, whole, gates)
+
+
+def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], gates: Array, rules: Any) -> Array:
+    """The output of the same last rows in several variants, (heads, variants·rows, d_v), gated on earlier keys alone.
+
+    q, k and v are of these rows, a variant after the other, `past` are the keys and values before them, and gates
+    (variants, tokens before) ln α. Each row is the merge of the keys before and the variant's own rows.
+    """
+
+    def apart(x: Array) -> Array:
+        return x.reshape(len(x), len(gates), -1, x.shape[-1]).swapaxes(0, 1)
+
+    bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
+    seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
+    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
+    state = State(*(x.swapaxes(0, 1).reshape(q.shape[:2]) for x in (last.largest, last.log_sum)))
+    own = state, last.output.swapaxes(0, 1).reshape(q.shape)
+    return np.asarray(_merged(q, (cast("State", seen.state), seen.output), own)[0])
+
+
+def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
+    """The output and the states of whole rows from those of two parts, (states, output) each."""
+    xp = namespace(q)
+    whole = merged(xp, first[0], second[0])
+    if sinks is not None:  # of the whole row, once
+        sink = numbers_like(sinks, whole.largest)[:, None]
+        whole = merged(xp, whole, State(sink, xp.zeros_like(sink)))
+    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (first[0], second[0]))
+    return left * first[1] + other * second[1], whole
+
+
+def _of_queries(x: Any, q: Any) -> Any:
+    """Each query's own key or value, (…, heads, rows, d), of (…, kv_heads, tokens, d)."""
+    return x[..., np.arange(q.shape[-3]) // (q.shape[-3] // x.shape[-3]), -q.shape[-2] :, :]
+
+
+def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
+    """The logits of the queries' own keys, (…, heads, rows), and their slope by q·k."""
+    xp, scale = namespace(q), rules.get("scale")
+    numbers = np.reshape(q.shape[-1] ** -0.5 if scale is None else np.asarray(scale), (-1, 1))
+    slope = numbers_like(numbers, q)
+    logits = slope * (q * _of_queries(k, q)).sum(-1)
+    cap = rules.get("softcap")
+    if cap is not None:
+        capped = xp.tanh(logits / cap)
+        logits, slope = cap * capped, slope * (1 - capped * capped)
+    if rules.get("spans") is not None:
+        term = SpanTerm.of(rules["spans"])
+        queries, keys = term.query_labels[0], term.key_labels[0, -q.shape[-2] :]
+        added = np.where((queries >= 0) & (keys >= 0), np.asarray(term.table)[0][:, queries, keys], 0)
+        logits = logits + numbers_like(added, q)
+    return logits, slope
 
 
 def attend(
@@ -24,11 +122,11 @@ def attend(
     rules = decoder.rules(number)
     if q.shape[1] < k.shape[1]:
         rules["query_offset"] = k.shape[1] - q.shape[1]
-    acting = acting_edits(variant.edits, number, decoder.config.layers)
+    acting = acting_edits(variant.edits, number, decoder.config.layers) if variant.edits else []
     if acting:
         call = edited_call(q, k, v, rules, acting, number)
         q, k, v, rules = call.q[0], call.k[0], call.v[0], call.whole_rules()
-    return attended(q, k, v, rules, variant.gates), output_factors(acting, len(q))
+    return attended(q, k, v, rules, variant.gates), output_factors(acting, len(q)) if acting else None
 
 
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:
@@ -68,8 +166,17 @@ def again(
 def _again(
     decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, rows: range, each: Each
 ) -> list[Array]:
-    """`again` for variants in the order of their first layers, all at once."""
-    seen = [(variant, _seen(decoder, variant, start, len(run.hidden[0]), rows)) for variant in variants]
+    """`again` for variants in the order of their first layers, all at once.
+
+    A token before `rows` whose key no later one sees changes nothing, and is left out. Edits, windows and what is added
+    name positions, so that there all are run.
+    """
+    seen = []
+    for variant in variants:
+        places = np.arange(start, len(run.hidden[0]))
+        if variant.gates is not None and not (variant.edits or variant.added or any(decoder.config.windows)):
+            places = places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
+        seen.append((variant, places))
     hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
     before = run.stream(start) if variants[-1].layer else [run.hidden[0][start:]]
     for number in each(range(variants[0].layer, decoder.config.layers)):
@@ -86,26 +193,13 @@ def _again(
     return [np.concatenate([same, part[np.isin(places, rows)]]) for part, (_, places) in parts]
 
 
-def _seen(decoder: Decoder, variant: Variant, start: int, tokens: int, rows: range) -> Array:
-    """The positions that are run: a token before `rows` whose key no later one sees changes nothing, and is left out.
-
-    Edits, windows and what is added name positions, so that there all are run.
-    """
-    places = np.arange(start, tokens)
-    if variant.gates is None or variant.edits or variant.added or any(decoder.config.windows):
-        return places
-    return places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
-
-
 def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple[Array, Array] | None) -> Array:
     """The residual stream after a layer from that before it, (rows, d_model), those of all variants after each other.
 
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
-    angles = decoder.angles(number, start, int(rows.max()) + 1 - start)
-    turned = None if angles is None else (angles[0][rows - start], angles[1][rows - start])
-    _, q, k, v = decoder.before(number, hidden, turned)
+    _, q, k, v = decoder.before(number, hidden, rows)
     before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
     alike = len(before) == len(seen) and not any(decoder.config.windows)
     if past is not None and alike and not np.any(before, 0)[start:].any():
@@ -127,3 +221,151 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
                 first = some.start + variant.first - start
                 heads[head, first : first + len(added)] += added
     return decoder.after(number, hidden, decoder.mixed(number, heads))
+
+
+def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) -> Array:
+    """The derivative by the residual stream after the last layer, (tokens, d_model).
+
+    hidden     (tokens, d_model), that residual stream
+    upstream   by position, the derivative by the logits there, (vocabulary,)
+    """
+    config = decoder.config
+    result = np.zeros_like(hidden)
+    for position, by_logits in upstream.items():
+        row = hidden[position]
+        by_raw = np.asarray(by_logits, hidden.dtype)
+        if config.logit_softcap is not None:
+            capped = decoder.logits(row) / config.logit_softcap
+            by_raw = by_raw * (1 - capped * capped)
+        some = np.flatnonzero(by_raw)
+        rows = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
+        direction = by_raw[some] @ rows if rows is not None else product(by_raw, decoder.weights[decoder.unembedding])
+        result[position] = _through_norm(decoder, "output_norm", row, direction * config.logit_scale)
+    return result
+
+
+def through(
+    decoder: Decoder,
+    hidden: Sequence[Array],
+    variants: Sequence[Variant],
+    by_last: Array,
+    past: Sequence[tuple[Array, Array]] = (),
+) -> Iterator[list[Attended]]:
+    """Differentiate through all layers, the last first; of each layer the attention of each variant.
+
+    hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
+    by_last    (variants, tokens, d_model), the derivative by the last of these
+    past       each layer's keys and values of the tokens before, if `hidden` is of the last tokens alone
+    A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
+    """
+    upstream = by_last
+    for number in reversed(range(decoder.config.layers)):
+        before, first = hidden[number], past[number][0].shape[1] if past else 0
+        x = decoder.normed(f"blk.{number}.attn_norm", before)
+        angles = decoder.angles(number, np.arange(first, first + x.shape[-2]))
+        projected = {part: decoder.projected(number, x, part) for part in "qkv"}
+        q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
+        v = projected["v"]
+        if past:
+            k, v = (
+                np.stack([np.concatenate([old, each], axis=1) for each in new])
+                for old, new in zip(past[number], (k, v), strict=True)
+            )
+        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, v, strict=True)]
+        ones = np.ones((q.shape[1], 1, 1), q.dtype)
+        scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
+        output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
+        middle = before + decoder.added(number, output, "post_attention_norm")
+        upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
+        by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
+        by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
+        g = scales * split(by_heads, decoder.config.d_k)
+        results = [through_attention(part, by) for (part, _), by in zip(seen, g, strict=True)]
+        by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
+        by_x = product(join(by["v"]), decoder.weights[f"blk.{number}.attn_v.weight"])
+        for part in "qk":
+            plain = by[part] if angles is None else turned(by[part], (angles[0], -angles[1]))  # back
+            plain = _through_norm(decoder, f"blk.{number}.attn_{part}_norm", projected[part], plain)
+            by_x = by_x + product(join(plain), decoder.weights[f"blk.{number}.attn_{part}.weight"])
+        upstream = upstream + _through_norm(decoder, f"blk.{number}.attn_norm", before, by_x)
+        parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
+        yield [part._replace(g=g, by_gates=gate, residual=by_x) for part, g, gate, by_x in parts]
+
+
+def _through_norm(decoder: Decoder, name: str, x: Array, upstream: Array) -> Array:
+    """The derivative by x from that by `decoder.normed(name, x)`."""
+    norm = decoder.norm(name)
+    if norm is None or len(norm.weight) == x.shape[-1]:
+        return upstream if norm is None else norm.backward(x, upstream)
+    return split(norm.backward(join(x), join(upstream)), x.shape[-1])
+
+
+def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
+    """The derivative by what attention or the MLP gave, from that by what was added to the residual stream."""
+    upstream = upstream if decoder.config.added_scale == 1 else upstream * decoder.config.added_scale
+    return _through_norm(decoder, f"blk.{number}.{norm}", output, upstream)
+
+
+def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
+    """The derivative by the residual stream after attention, (tokens, d_model), by way of the MLP."""
+    w, name, (value_of, slope_of) = decoder.weights, f"blk.{number}.", ACTIVATIONS[decoder.config.activation]
+    gate, up = decoder.inner(number, middle)
+    with np.errstate(over="ignore"):
+        value, slope = (function(up if gate is None else gate) for function in (value_of, slope_of))
+    output = upstream
+    if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
+        output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
+    by_inner = product(_by_output(decoder, number, "post_ffw_norm", output, upstream), w[name + "ffn_down.weight"])
+    if gate is None:
+        by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
+    else:
+        by_y = product(by_inner * value, w[name + "ffn_up.weight"])
+        by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
+    return _through_norm(decoder, name + "ffn_norm", middle, by_y)
+
+
+def edges(part: Attended, rows: range) -> Array:
+    """a_ij·(g_i·v_j − g_i·o_i) of some rows, (heads, rows, keys): the derivative by an edge's logit.
+
+    Where there are gates, the edges on the rows' own keys have none, and are 0.
+    """
+    some = slice(rows.start, rows.stop)
+    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
+    if rules.get("spans") is not None:
+        rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
+    matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
+    before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
+    left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included
+    weights = np.asarray(matrix[:], np.float64) * left[..., None]
+    by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
+    along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
+    return np.asarray(weights * (np.einsum("hnd,hmd->hnm", by, values) - along[..., None]))
+
+
+def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
+    """The derivatives by q, k and v from `g`, that by the output, and those by the gates' ln α, (heads, tokens).
+
+    The derivative by an edge's logit is a_ij·(g_i·v_j − g_i·o_i), whichever part of its row the edge is in. So each
+    part is differentiated with the output and the state of the whole row, as blocks of keys are in FlashAttention
+    (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
+    """
+    inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
+    engine = engines.get(engines.choose(inputs.problem, what="gradients").engine)
+    answers = {"output": part.output[None], **{name: x[None] for name, x in part.state._asdict().items()}}
+    heads, tokens = len(part.q), part.k.shape[1]
+    bias = None if part.gates is None else (1, heads, 1, tokens)
+    upstream: dict[str, Any] = {"output": np.ascontiguousarray(g, part.q.dtype)[None]}
+    gradients = backward.gradients(engine, inputs, answers, upstream, bias=bias)
+    by = {name: gradients[name][0] for name in "qkv"}
+    if part.gates is None:
+        return by, np.zeros((heads, tokens))
+    rows, group = part.q.shape[1], heads // len(part.k)
+    keys, values = _of_queries(part.k, part.q), _of_queries(part.v, part.q)
+    to_self, slope = _self_logits(part.q, part.k, part.rules)
+    weight = np.exp((to_self - part.state.largest) - part.state.log_sum)
+    by_logit = weight * np.einsum("hnd,hnd->hn", g, values - part.output) * slope
+    by["q"] = by["q"] + by_logit[..., None] * keys
+    for name, more in (("k", by_logit[..., None] * part.q), ("v", weight[..., None] * g)):
+        by[name] = by[name].copy()
+        by[name][:, -rows:] += more.reshape(len(part.k), group, *more.shape[1:]).sum(axis=1)
+    return by, gradients["bias"][0, :, 0].astype(np.float64)

@@ -2,26 +2,39 @@
 
 They become float32 when a layer runs; missing, strange and surplus ones are refused, fused ones are cut.
 
+BLAS computes products with one thread, and threads of ours share the rows or columns: BLAS's threads wait for each
+other by spinning, which beside other programs took four times as long as one thread, and takes processors from
+attention's.
+
 Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … Linear weights are (d_out, d_in).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room_for_file, free_bytes
+from clearhead.core.room import check_room_for_file
+from clearhead.engines.threads import get_num_threads
 from clearhead.errors import FileError, MissingExtraError
 from clearhead.models.families import Config
-from clearhead.models.products import product
 
 _UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
+_SHARED = 2**21  # multiplications of a product that threads share
+_lock = Lock()
+_inside = [0]  # products that are computed at this moment
+_before: list[int] = []  # the threads of each BLAS before the first of them
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,14 +76,6 @@ class Stored:
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
 
-    def columns(self, dtype: type[np.floating[Any]]) -> Array:
-        """The matrix, (d_out, d_in), with its columns contiguous: BLAS multiplies one token by it faster so."""
-        made = np.empty(self.shape[::-1], dtype)
-        step = max(1, _UNPACKED // self.shape[-1])
-        for start in range(0, self.shape[0], step):
-            made[:, start : start + step] = self.rows(slice(start, start + step), dtype).T
-        return made.T
-
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
         order = np.arange(start, stop) if self.order is None else self.order[start:stop]
@@ -110,8 +115,14 @@ class Weights:
         if name in self.kept:
             return self.kept[name]
         tensor = self.stored[name]
-        copied = len(tensor.shape) == 2 and (tensor.kind != "F32" or tensor.order is not None)
-        array = tensor.columns(self.dtype) if copied else tensor.rows(dtype=self.dtype)
+        if len(tensor.shape) == 2 and (tensor.kind != "F32" or tensor.order is not None):
+            columns = np.empty(tensor.shape[::-1], self.dtype)  # contiguous: BLAS multiplies one token faster so
+            step = max(1, _UNPACKED // tensor.shape[-1])
+            for start in range(0, tensor.shape[0], step):
+                columns[:, start : start + step] = tensor.rows(slice(start, start + step), self.dtype).T
+            array = columns.T
+        else:
+            array = tensor.rows(dtype=self.dtype)
         size = 0 if np.may_share_memory(array, tensor.data) else array.nbytes
         if self.used + size <= self.budget:
             self.kept[name] = array
@@ -137,23 +148,11 @@ class Weights:
         return np.concatenate([product(x, part) for part in parts], axis=-1)
 
 
-def half_of_free_memory() -> int:
-    """The budget where none is asked for, in bytes."""
-    return free_bytes() // 2
-
-
 _OPTIONAL = "?"  # before a name: the model may lack it
 
 
-def checked(
-    path: object,
-    tensors: dict[str, Stored],
-    config: Config,
-    spelling: Callable[[str, Config], str] = lambda name, _: name,
-) -> dict[str, Stored]:
+def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     """The model's tensors, fused ones cut. Raises FileError where they are not those of such a decoder.
-
-    spelling   how the file calls a tensor
 
     A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
     """
@@ -167,20 +166,19 @@ def checked(
             if name != wanted:
                 continue
             raise FileError(
-                f"{path}: the weights lack `{spelling(name, config)}`, which a decoder of family {config.family} has.",
+                f"{path}: the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has.",
                 "do its sizes and the weights belong together?",
             )
         if whole[name].shape not in shapes:
             raise FileError(
-                f"{path}: `{spelling(name, config)}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
+                f"{path}: `{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
                 "do its sizes and the weights belong together?",
             )
         known[name] = whole[name]
     surplus = sorted(whole.keys() - known.keys())
     if surplus:
         raise FileError(
-            f"{path}: a decoder of family {config.family} has no `{spelling(surplus[0], config)}` ({len(surplus)} "
-            "such tensors in all).",
+            f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
     return known
@@ -228,13 +226,11 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     }
     result: dict[str, Stored] = {}
     for name, tensor in tensors.items():
-        layer, _, rest = name.rpartition("blk.")[2].partition(".")
+        layer, _, rest = name.removeprefix("blk.").partition(".")
         part, _, kind = rest.rpartition(".")
-        sizes = parts.get(part, {}) if name.startswith("blk.") else {}
-        if not sizes or tensor.shape[0] != sum(sizes.values()):
-            result[name] = tensor
-            continue
-        start = 0
+        sizes, start = parts.get(part, {}), 0
+        if tensor.shape[0] != sum(sizes.values()):
+            sizes, result[name] = {}, tensor
         for each, size in sizes.items():
             result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
             start += size
@@ -248,3 +244,64 @@ def check_memory(path: Path, tensors: dict[str, Stored]) -> None:
         layer = name.split(".")[1] if name.startswith("blk.") else name
         sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
     check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")
+
+
+def product(x: Array, w: Array) -> Array:
+    """x·W for x (…, tokens, d_in) and W (d_in, d_out), as one product of matrices."""
+    rows = x.reshape(-1, x.shape[-1])
+    made = np.empty((len(rows), w.shape[-1]), np.result_type(x, w))
+    with _one_thread():
+        count = get_num_threads()
+        if count == 1 or rows.size * w.shape[-1] < _SHARED:
+            np.matmul(rows, w, out=made)
+        else:
+            by_rows, size = len(rows) >= 8 * count, len(rows) if len(rows) >= 8 * count else w.shape[-1]
+            parts = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
+
+            def part(some: slice) -> None:
+                if by_rows:
+                    np.matmul(rows[some], w, out=made[some])
+                else:
+                    made[:, some] = rows @ w[:, some]
+
+            waiting = [_threads(count - 1).submit(part, some) for some in parts[1:]]
+            part(parts[0])
+            for one in waiting:
+                one.result()
+    return made.reshape(*x.shape[:-1], -1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, BLAS computes with one thread; it has those of before when no product is computed any more."""
+    blas = _blas()
+    with _lock:
+        if not _inside[0]:
+            _before[:] = [one.num_threads for one in blas]
+            for one in blas:
+                one.set_num_threads(1)
+        _inside[0] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside[0] -= 1
+            if not _inside[0]:
+                for one, count in zip(blas, _before, strict=True):
+                    one.set_num_threads(count)
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads that wait without spinning; a forked process makes its own."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_threads.cache_clear)
+    return ThreadPoolExecutor(count, "clearhead product")
+
+
+@cache
+def _blas() -> list[Any]:
+    """What sets the number of threads of the BLAS that NumPy computes with."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas").lib_controllers
