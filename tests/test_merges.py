@@ -1,5 +1,6 @@
-"""Observations over parts of the queries merge into the observation of the whole."""
+"""Observations over parts of the keys or queries merge into the observation of the whole."""
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,18 +11,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from passes import only_queries
-from problems import Case, cases
+from clearhead.core.statistics import PER_QUERY, listed
+from passes import only_keys, only_queries
+from problems import RULES, Case, cases
 from seeds import normal
-from slack import Slack, assert_close
+from slack import Slack, assert_close, assert_rows
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # narrower ones round each part's output once more
+NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
+EACH_PART = 3.0  # each of the two parts and the merge may have the error allowed for the whole
 
 
 def draw_cuts(data: st.DataObject, size: int) -> list[tuple[int, int]]:
     """Up to four consecutive parts of `size`; some may be empty."""
     cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=3)))
     return list(zip([0, *cuts], [*cuts, size], strict=True))
+
+
+def rows_of(case: Case) -> ch.Observation:
+    asked: Any = dict.fromkeys(listed(axes=PER_QUERY), True)
+    return case.matrix().observe(case.v, top=3, **asked)
+
+
+def assert_merged(case: Case, seen: ch.Observation) -> None:
+    assert_rows(case, seen, 3, times=EACH_PART)
+    assert (seen.queries, seen.keys) == (case.problem.queries, case.problem.keys)
+
+
+@given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
+def test_parts_over_keys_merge_into_the_whole_in_any_order(case: Case, data: st.DataObject):
+    parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
+    while len(parts) > 1:
+        place = data.draw(st.integers(0, len(parts) - 2))
+        parts[place : place + 2] = [parts[place].merge_keys(parts[place + 1])]
+    (merged,) = parts
+    assert_merged(case, merged)
+    sinks = case.rng.standard_normal(case.problem.heads)
+    assert_merged(replace(case, rules={**case.rules, "sinks": sinks}), merged.with_sinks(sinks))
+    assert merged.with_sinks(None) is merged
+
+
+@pytest.mark.parametrize("far", [-1e9, -3e38, 1e6])
+def test_parts_of_rows_far_from_zero_merge_as_those_near(far: float):
+    q, k, v = (np.round(normal(n, 4)).astype(np.float32) for n in (3, 8, 8))
+    seen = []
+    for more in (0.0, far):
+        rules: Any = {"scale": 0.0, "bias": np.full((1, 1), more, np.float32)}
+        parts = [ch.AttentionMatrix(q, k[s], **rules).observe(v[s], logsumexp=True, entropy=True, top=3)
+                 for s in (slice(5), slice(5, 8))]  # fmt: skip
+        seen.append(parts[0].merge_keys(parts[1]).with_sinks(np.array([more])))
+    for name in ("output", "entropy", "log_sum"):
+        np.testing.assert_allclose(*(getattr(x, name) for x in seen), 1e-5, 1e-6, err_msg=name)
+    np.testing.assert_allclose(*(x.top.weights for x in seen), 1e-5)
 
 
 @given(case=cases(dtypes=FLOATS), data=st.data())

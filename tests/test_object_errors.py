@@ -108,8 +108,26 @@ def sunk(**wanted: Any) -> ch.Observation:
     return matrix(sinks=0.5).observe(**wanted)
 
 
+TWICE = (
+    "a part has sinks in its denominators already: they would count twice.\n\n"
+    "hint: observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks)."
+)
+FINAL = " over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
+FINAL += "hint: observe it from the whole matrix, or over disjoint queries and merge_queries."
 MERGES: Errors = {
     ValueError: {
+        TWICE: [
+            lambda: sunk(logsumexp=True, v=FLAT).merge_keys(part(logsumexp=True, v=FLAT)),
+            lambda: part(logsumexp=True).with_sinks(0.5).merge_keys(part(logsumexp=True)),
+        ],
+        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)": [
+            lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
+            lambda: part(entropy=True).with_sinks(0.5),
+        ],
+        f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
+        "the parts have log-sum-exp (3,) and (2,): they must be the same queries.": lambda: part(
+            logsumexp=True
+        ).merge_keys(part(queries=2, logsumexp=True)),
         "the first part has sinks in its denominators, the other has not: they are not rows of the same matrix.\n\n"
         "hint: observe both with the same sinks.": lambda: sunk(entropy=True).merge_queries(part(entropy=True)),
         "the first part has peak, the second has not: it cannot be joined.\n\n"

@@ -1,6 +1,8 @@
 """Attention inside PyTorch: autograd, operator checks, compilers, export, autocast, devices, torch.func, refusals."""
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np

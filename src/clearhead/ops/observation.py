@@ -1,7 +1,7 @@
 """Observation: the statistics computed by one call of `observe`, and how those over disjoint queries are merged.
 
-Rows' states are final, so such parts are concatenated, added or reduced to the larger; `STATISTICS` says which of these
-applies to each statistic.
+Rows' states are final there, so such parts are concatenated, added or reduced to the larger; `STATISTICS` says which of
+these applies to each statistic. core/merging.py merges parts over disjoint keys.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core import merging
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array, brief
+from clearhead.core.rule_values import Extent, read_heads
 from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Matrix, Strongest, arrays_of, joined_arrays
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
@@ -72,6 +74,52 @@ class Observation:
         """All statistics by name, None for those not requested; the log-sum-exp as a State."""
         return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
 
+    def merge_keys(self, other: "Observation") -> "Observation":
+        """Merge this result over some keys with one over the keys that follow, for the same queries.
+
+        Exact: outputs and row statistics are weighted by exp(L_part - L). Both parts need their log-sum-exp, and must
+        have been computed without sinks; `with_sinks` adds those at the end. Returns an Observation over all these
+        keys. Raises DtypeError when `other` is no Observation; RuleError when a part has no log-sum-exp, has sinks, has
+        a column statistic (which needs the final log-sum-exp), or lacks a statistic that the other has; ShapeError when
+        the parts have different queries. O(queries·d_v) time and memory.
+        Source: Milakov & Gimelshein 2018, section 3.1.
+
+        >>> import numpy as np, clearhead as ch
+        >>> q, k, v = np.ones((2, 4)), np.eye(6, 4), np.eye(6, 3)
+        >>> part = [ch.AttentionMatrix(q, k[s]).observe(v[s], logsumexp=True) for s in (np.s_[:3], np.s_[3:])]
+        >>> bool(np.allclose(part[0].merge_keys(part[1]).output, ch.attention(q, k, v)))
+        True
+        """
+        _check_part(other)
+        for part in (self, other):
+            _check_without_sinks(part)
+        parts = self.statistics(), other.statistics()
+        merging.check_parts(*parts)
+        _check_alike(*parts)
+        return observation(merging.over_keys(*parts, self.keys), queries=self.queries, keys=self.keys + other.keys)
+
+    def with_sinks(self, sinks: Any) -> "Observation":
+        """The same result with one extra logit per head, (heads,), in each row's denominator.
+
+        Raises RuleError as `merge_keys` does, and what `attention` raises for sinks. O(queries·d_v) time and memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.zeros((1, 2)), np.zeros((3, 2))).observe(np.ones((3, 1)), logsumexp=True)
+        >>> seen.with_sinks([0.0]).output
+        array([[0.75]])
+        """
+        _check_without_sinks(self)
+        merging.check_parts(self.statistics())
+        if sinks is None:
+            return self
+        largest = as_host_array(self.largest, "logsumexp")[0]
+        prefix = largest.shape[:-1]
+        sizes = Extent(prefix, prefix[-1] if prefix else 1, largest.shape[-1], self.keys, 0, "cpu")
+        logits = read_heads("sinks", sinks, sizes, {})
+        each = np.where(np.isneginf(largest), -np.inf, logits[:, None] if largest.ndim > 1 else logits[0])
+        result = merging.over_keys(self.statistics(), {"logsumexp": State(each, np.zeros(largest.shape))}, self.keys)
+        return observation(result, queries=self.queries, keys=self.keys, sinks=True)
+
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
 
@@ -86,8 +134,7 @@ class Observation:
         >>> parts[0].merge_queries(parts[1]).received
         array([1., 1., 1., 1.])
         """
-        if not isinstance(other, Observation):
-            raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
+        _check_part(other)
         if self.keys != other.keys:
             raise ShapeError(
                 f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys."
@@ -107,14 +154,9 @@ class Observation:
                     "choose heights so that each pixel covers equally many queries, and one width.",
                 )
         parts, result = (self.statistics(), other.statistics()), {}
+        _check_alike(*parts)
         for name in STATISTICS:
             one, more = (part[name] for part in parts)
-            if (one is None) != (more is None):
-                has, lacks = ("first", "second") if more is None else ("second", "first")
-                raise RuleError(
-                    f"the {has} part has {name}, the {lacks} has not: it cannot be joined.",
-                    f"observe both parts with {'v' if name == 'output' else name}, or neither.",
-                )
             if one is not None:
                 result[name] = _merged(name, one, more)
         return observation(result, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
@@ -138,6 +180,30 @@ class Observation:
             elif value is not None:
                 result[name] = _heads_of(name, value, axis, chosen)
         return observation(result, queries=self.queries, keys=self.keys, sinks=self.sinks)
+
+
+def _check_part(other: Any) -> None:
+    if not isinstance(other, Observation):
+        raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
+
+
+def _check_without_sinks(part: Observation) -> None:
+    if part.sinks:
+        raise RuleError(
+            "a part has sinks in its denominators already: they would count twice.",
+            "observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks).",
+        )
+
+
+def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise RuleError unless both parts have the same statistics: what only one of them has could not be merged."""
+    for name in STATISTICS:
+        if (one[name] is None) != (other[name] is None):
+            has, lacks = ("first", "second") if other[name] is None else ("second", "first")
+            raise RuleError(
+                f"the {has} part has {name}, the {lacks} has not: it cannot be joined.",
+                f"observe both parts with {'v' if name == 'output' else name}, or neither.",
+            )
 
 
 def observation(
