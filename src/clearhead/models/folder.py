@@ -14,7 +14,7 @@ from clearhead.models.families import ACTIVATIONS, FAMILIES, OTHER_NAMES, Config
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
-_MOST_LAYERS = 4096
+_MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head: more would fill the memory before it fails
 _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
 
 
@@ -75,13 +75,15 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
     d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
     positions = read.whole("max_position_embeddings")
-    if layers > _MOST_LAYERS:  # a list of them would fill the memory
+    if layers > _MOST_LAYERS:
         raise FileError(f"{path}: it says {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
     if "head_dim" not in data and d_model % heads:
         raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
     if heads % kv_heads:
         raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
     d_k = read.whole("head_dim", d_model // heads)
+    if d_k > _MOST_WIDE:
+        raise FileError(f"{path}: it says heads of a width of {d_k:,}: expected at most {_MOST_WIDE:,}.")
     return Config(
         family=name,
         layers=layers,
