@@ -119,7 +119,7 @@ class Explanation(Tabular, Framing):
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
     heads: list[HeadEffect]  # the strongest in a run first
     edges: list[EdgeEffect]  # the strongest in a run first
-    reruns: Reruns = field(repr=False)
+    reruns: Reruns = field(repr=False)  # with heads off, with parts hidden, without edges: `numbers` are read from them
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
     edits: tuple[Edit, ...]  # of the attention, in force in all runs
