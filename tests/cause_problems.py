@@ -96,16 +96,6 @@ def effects(A: ch.AttentionMatrix, kind: str, v: Any, g: Any) -> EffectMatrix:
     return A.cut_effects(v, g, rest="first" if kind == "moved" else "renormalise")
 
 
-def in_float64(case: Case) -> Case:
-    return Case(*(x.astype(np.float64) for x in (case.q, case.k, case.v)), case.rules, case.seed)
-
-
-def without(case: Case, hidden: Array, v: Array) -> Array:
-    """Attention's output where the pairs `hidden`, as the matrix's shape, may not see each other."""
-    sight = np.broadcast_to(case.rules.get("mask", True), hidden.shape) & ~hidden
-    return ch.attention(case.q, case.k, v, **{**case.rules, "mask": sight})
-
-
 def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
     """Under each pixel, what is largest in magnitude; or the largest magnitude of the other sign."""
     result = np.zeros((*x.shape[:2], height, width))

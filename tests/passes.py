@@ -189,8 +189,7 @@ def contributions(question: Question, engine: str) -> Answers:
 
 
 def cuts(question: Question, engine: str) -> Answers:
-    E = question.matrix(engine).cut_effects(question.case.v, question.g)
-    return _effects(question, E) | laid(question, {"spans": ("labels", E.spans(*question.labels))})
+    return _effects(question, question.matrix(engine).cut_effects(question.case.v, question.g))
 
 
 def _effects(question: Question, E: ch.EffectMatrix) -> Answers:

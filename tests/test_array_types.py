@@ -38,7 +38,7 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result = {name: getattr(seen, name) for name in ("output", "groups", *rows)}
     result |= {"weights": A[...], "row": A[0], "A @ v": A @ v, "A.T @ g": A.T @ g, "top": seen.top.weights}
     result |= {"effects": E[...], "effects of a row": E[1], "E @ v": E @ v, "E.T @ g": E.T @ g}
-    result |= {"spans": E.spans(*labels), "attention": ch.attention(q, k, v, causal=True, engine=engine)}
+    result |= {"attention": ch.attention(q, k, v, causal=True, engine=engine)}
     result |= {name: getattr(effects, name) for name in ("by_key", "by_query")} | {"effects of groups": effects.groups}
     result |= {"effects' top": effects.top.values, "effects' top keys": effects.top.indices}
     result |= {"top keys": seen.top.indices, **effects.image._asdict(), "strongest values": effects.strongest.value}

@@ -21,9 +21,7 @@ from cause_problems import (
     covered,
     each_engine,
     effects,
-    in_float64,
     signed_largest,
-    without,
 )
 from clearhead.core import definition, visibility
 from clearhead.core.axes import Array
@@ -49,37 +47,6 @@ def test_effects_are_the_references(engine: str, case: Case, kind: str, data: st
 @on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, pixels=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 def test_what_is_observed_is_numpys_answer_to_the_effects(engine: str, case: Case, kind: str, pixels: tuple[int, int]):
     check_observed(engine, case, kind, pixels)
-
-
-@on_every_engine(ENGINES, times=0.5, limits=FEW)
-def test_spans_are_what_changes_where_no_key_of_a_group_is_seen(engine: str, case: Case):
-    case = in_float64(case)
-    causes, (queries, keys) = Causes(case), case.labels()
-    E = causes.made("cut", engine=engine)
-    result = E.spans(queries, keys)
-    rows = np.broadcast_to(queries[..., None, :] if queries.ndim > 1 else queries, (*E.shape[:-2], E.shape[-2]))
-    before = case.attention()
-    scale = 1 + np.abs(causes.g).sum() * np.abs(case.v).sum()
-    for label in range(result.shape[-1]):
-        hidden = np.broadcast_to(keys == label, E.shape)
-        change = (causes.g * (without(case, hidden, case.v) - before)).sum(-1)
-        for group in range(result.shape[-2]):
-            np.testing.assert_allclose(
-                result[..., group, label], np.where(rows == group, change, 0).sum(-1), rtol=0, atol=1e-9 * scale
-            )
-    if not E.size:
-        return
-    each = E.spans(np.arange(E.shape[-2]), np.arange(E.shape[-1]))
-    np.testing.assert_allclose(each, E[...], rtol=1e-9, atol=1e-12 * scale)
-
-
-@on_every_engine(ENGINES, times=0.5, limits=SMALL)
-def test_spans_of_narrow_arrays_are_as_precise_as_statistics(engine: str, case: Case):
-    causes, labels, wide = Causes(case), case.labels(), in_float64(case)
-    truth = wide.matrix(engine="portable").cut_effects(wide.v, causes.g.astype(np.float64)).spans(*labels)
-    allowed = Causes(case).allowed.sum((-1, -2))
-    result = causes.made("cut", engine=engine).spans(*labels)
-    assert_close(result, truth, case.restore(allowed)[..., None, None], "spans")
 
 
 def exact_cuts(logits: Array, t: Array, sink: float | None) -> list[list[Decimal]]:

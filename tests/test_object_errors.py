@@ -73,9 +73,6 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
             observe(groups=(LABELS[0], LABELS[0])),
             lambda: cuts().groups(LABELS[0], LABELS[0]),
         ],
-        "spans are of cuts: contributions of a span are the sum of those of its edges.\n\nhint: E.groups": lambda: (
-            A.contributions(V, G).spans(*LABELS)
-        ),
     },
 }
 test_each_error_of_a_matrix_and_effects_has_its_exact_text = exact_texts(OBJECT)

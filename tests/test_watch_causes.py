@@ -496,7 +496,7 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
         seen.strongest(0)
 
 
-def test_spans_of_steps_and_of_a_file_are_those_of_one_pass(tmp_path: Path):
+def test_groups_of_steps_and_of_a_file_are_those_of_one_pass(tmp_path: Path):
     model, passed = build("gemma3"), drawn("gemma3")
     ids, words = passed["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
     one = watched(model, passed, lambda out: logits(out)[:, -1].square().sum())
@@ -505,8 +505,8 @@ def test_spans_of_steps_and_of_a_file_are_those_of_one_pass(tmp_path: Path):
     one.save(tmp_path / "seen")
     for other in (steps, ch.load(tmp_path / "seen")):
         for layer in (0, 1):
-            expected = one.cut_effects(layer).spans(words, words).numpy()
-            result = np.asarray(other.cut_effects(layer).spans(words, words))
+            expected = one.cut_effects(layer).groups(words, words).numpy()
+            result = np.asarray(other.cut_effects(layer).groups(words, words))
             np.testing.assert_allclose(result, expected, atol=1e-4 * np.abs(expected).max())
         sizes = [[abs(edge.value) for edge in seen.strongest(5)] for seen in (one, other)]
         np.testing.assert_allclose(*sizes, rtol=1e-3)

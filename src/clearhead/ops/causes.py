@@ -1,7 +1,6 @@
 """EffectMatrix: what every edge did, exact at the head's output and never stored; contributions and cuts.
 
-core/effects.py has the formulas; the engines compute tiles of it. Whole spans of keys are cut here: the answer of a
-span, and that of all other keys, each by itself.
+core/effects.py has the formulas; the engines compute tiles of it.
 """
 
 from dataclasses import replace
@@ -18,30 +17,26 @@ from clearhead.core.arrays import (
     to_device_of,
     unrepeated,
 )
-from clearhead.core.axes import WEIGHTS, Array, blocks, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
-from clearhead.core.effects import Kind, Terms, alone, joined, read_rest, terms_of_cuts
+from clearhead.core.effects import Kind, Terms, read_rest, terms_of_cuts
 from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.rules import with_options
-from clearhead.core.state import State
 from clearhead.core.statistics import (
     STATISTICS,
     AskedEffects,
-    Groups,
     Order,
     Ranked,
     SignedImage,
     Strongest,
-    Wanted,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import ShapeError
 from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.observation import Observation, observation
 
 Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
-_NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
 class EffectMatrix(Shown, LazyMatrix):
@@ -99,32 +94,6 @@ class EffectMatrix(Shown, LazyMatrix):
 
     def __repr__(self) -> str:
         return f"EffectMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
-
-    def spans(self, query_groups: Any, key_groups: Any) -> Any:
-        """What g·o changes by when a query may see no key of a span at all, summed over the queries of each group.
-
-        With a = Σ_J a_ij and n = Σ_J a_ij·t_ij over a span J, that is (g_i·o_i - n)/(1 - a) - g_i·o_i for one query,
-        computed as a·(m - n/a), where m is what all keys outside the span answer by themselves: 0 if there are none.
-        Returns (…, heads, query groups, key groups); labels as in `groups`. Raises RuleError for contributions, which
-        just add up (`groups`), as cuts with rest="first" do; and what `groups` raises. One pass over the keys, cut into
-        the runs of neighbouring keys of one group; O(queries·key groups) memory, in blocks of queries.
-
-        >>> import numpy as np, clearhead as ch
-        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3), scale=0).cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3))
-        >>> E.spans([0, 1, 1], [0, 0, 1]).round(3), E.groups([0, 1, 1], [0, 0, 1]).round(3)
-        (array([[ 2.333, -1.167],
-               [ 4.667, -2.333]]), array([[ 1.167, -1.167],
-               [ 2.333, -2.333]]))
-        """
-        if self.kind == "moved":
-            return self.groups(query_groups, key_groups)
-        if self.kind != "cut":
-            raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
-        problem = self.call.problem
-        want = wanted(problem, {"groups": (query_groups, key_groups)}, of="effects")
-        assert want.groups is not None
-        result = _cut_spans(self._engine, self.call, self._g, want.groups).astype(self.dtype)
-        return self._restore(problem.restore(result))
 
     @with_options
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Observation:
@@ -221,8 +190,8 @@ class EffectMatrix(Shown, LazyMatrix):
     def groups(self, query_groups: Any, key_groups: Any) -> Any:
         """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
 
-        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
-        DtypeError or RuleError for labels that do not fit.
+        Cuts of single edges do not add up to that of a whole span: `A.cut(keys=span) @ v` has the output without it.
+        Raises ShapeError, DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups
 
@@ -308,92 +277,3 @@ def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> S
     order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
     query, key = np.divmod(place[order], max(1, keys))
     return Strongest(batch[order], head[order], query, key, value[order])
-
-
-def _cut_spans(engine: Engine, call: Call, g: Array, groups: Groups) -> Array:
-    """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
-
-    A span of several runs of keys is joined from them by their states; float64, in the CPU's memory.
-    """
-    problem = call.problem
-    counts = groups.counts
-    result = np.zeros((problem.batch, problem.heads, *counts))
-    if 0 in (*result.shape, problem.queries, problem.keys):
-        return result
-    step = max(1, _NUMBERS // (problem.heads * counts[1]))
-    along = on_cpu(g)
-    for batch in range(problem.batch):
-        for rows in blocks(problem.queries, step):
-            part = call.take(batches=np.array([batch]), queries=range(rows.start, rows.stop))
-            answers = _of_spans(engine, part, along[batch, :, rows], groups.keys[batch], counts[1])
-            labels, change = groups.queries[batch, rows], _changes(*answers, problem.sinks)
-            with np.errstate(invalid="ignore"):  # inf - inf
-                for into, each in zip(result[batch], change, strict=True):
-                    np.add.at(into, labels[labels >= 0], each[labels >= 0])
-    return result
-
-
-@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
-def _of_spans(engine: Engine, call: Call, g: Array, labels: Array, count: int) -> tuple[State, Array]:
-    """The state and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
-
-    call     of one batch item
-    g        (heads, queries, d_v)
-    labels   the span of each key, (keys,)
-
-    Without sinks. Answers over disjoint keys merge by `joined`.
-    """
-    problem, q, k, v = call.problem, call.q, call.k, call.v
-    assert v is not None
-    shape = problem.heads, problem.queries, count + 1
-    state, mean = State(np.full(shape, -np.inf), np.zeros(shape)), np.zeros(shape)
-    edges = np.flatnonzero(np.diff(labels)) + 1
-    want = Wanted(output=True, logsumexp=True, keep_float32=True)
-    for start, stop in zip([0, *map(int, edges)], [*map(int, edges), len(labels)], strict=True):
-        span = int(labels[start]) if labels[start] >= 0 else count
-        values = v[:, :, start:stop].astype(statistics_dtype(problem.dtype))  # so that no engine rounds its weights
-        part = replace(problem.take(keys=range(start, stop)), sinks=None)
-        result = engine.rows(Call(part, q, k[:, :, start:stop], values), want)
-        *one, output = (on_cpu(result[name])[0].astype(np.float64) for name in (*State._fields, "output"))
-        before = State(*(x[..., span] for x in state)), mean[..., span]
-        whole, average = joined(before, (State(*one), (output * g).sum(axis=-1)))
-        for x, y in zip((*state, mean), (*whole, average), strict=True):
-            x[..., span] = y
-    return state, mean
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def _changes(state: State, mean: Array, sinks: Array | None) -> Array:
-    """What g·o changes by without each span, (…, heads, queries, spans), by `_of_spans` of all keys; sinks (heads,).
-
-    What all others answer is summed from those before and after, so nothing is subtracted; without the strongest span,
-    whose share may be all of 1, they are weighed anew.
-    """
-    if sinks is not None:
-        seen = ~np.isneginf(state.largest).all(axis=-1)
-        rest = State(*(x[..., -1] for x in state)), mean[..., -1]
-        more = alone(np.where(seen, sinks[:, None], -np.inf), np.zeros(seen.shape))
-        (largest, log_sum), average = joined(rest, more)
-        for x, y in zip((*state, mean), (largest, log_sum, average), strict=True):
-            x[..., -1] = y
-    best = np.arange(mean.shape[-1]) == state.largest.argmax(axis=-1)[..., None]
-    weights, weaker = (_weights(State(np.where(none, -np.inf, state.largest), state.log_sum)) for none in (False, best))
-    parts, left = (_others(weights * mean), _others(weights)), (weaker * np.where(best, 0.0, mean), weaker)
-    total, weight = (np.where(best, x.sum(axis=-1, keepdims=True), y) for x, y in zip(left, parts, strict=True))
-    others = np.where(weight == 0, 0.0, total / weight)
-    share = weights / np.where(weights.sum(axis=-1, keepdims=True) == 0, 1.0, weights.sum(axis=-1, keepdims=True))
-    change: Array = (share * (others - mean))[..., :-1]
-    return change
-
-
-def _weights(state: State) -> Array:
-    """The weight of each span beside the one of the largest logit; 0 where all are empty."""
-    top = state.largest.max(axis=-1, keepdims=True)
-    return np.exp(state.largest - np.where(np.isneginf(top), 0.0, top) + state.log_sum)
-
-
-def _others(x: Array) -> Array:
-    """The sum of all others along the last axis, of those before and those after."""
-    before, after = (np.cumsum(side, axis=-1) for side in (x, x[..., ::-1]))
-    none = np.zeros((*x.shape[:-1], 1))
-    return np.concatenate([none, before[..., :-1]], -1) + np.concatenate([after[..., -2::-1], none], -1)
