@@ -87,7 +87,7 @@ class Case:
         return self.given.problem
 
     @cached_property
-    def book(self) -> definition.Textbook:
+    def book(self) -> definition.Matrix:
         return definition.attend(self.problem, self.given.q, self.given.k, self.given.v)
 
     @property

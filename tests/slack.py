@@ -58,7 +58,7 @@ class Slack:
     def image(self, weights: Array, height: int, width: int) -> Array:
         """A pixel's edges are rounded too: by eps times their position, which is eps · pixels of a pixel's width."""
         largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
-        slack = definition.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
+        slack = definition.Matrix(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
         return (
             definition.image(slack, height, width)
             + self.eps * (height + width + sum(weights.shape[-2:])) * largest

@@ -1,6 +1,5 @@
 """A.cut, A.boost and A.tempered: their weights are those of a dense softmax of edited logits; copies, words."""
 
-import pickle
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -17,8 +16,7 @@ from clearhead.core import definition, visibility
 from clearhead.core.arrays import bfloat16, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.call import describe
-from clearhead.core.definition import Textbook
-from clearhead.errors import RuleError
+from clearhead.core.definition import Matrix
 from problems import Case, cases, examples
 from seeds import fresh
 from slack import assert_close
@@ -57,7 +55,7 @@ class Dense:
         self.logits, self.size = self.logits / by[:, None, None], self.size / by[:, None, None]
         self.sinks = None if self.sinks is None else self.sinks / by
 
-    def book(self) -> Textbook:
+    def book(self) -> Matrix:
         shape = (*self.case.problem.prefix, *self.logits.shape[2:])
         rules: dict[str, Any] = {"scale": 1.0, "mask": np.broadcast_to(self.seen, self.logits.shape).reshape(shape)}
         rules |= {} if self.sinks is None else {"sinks": self.sinks}
@@ -66,7 +64,7 @@ class Dense:
         v = np.repeat(v, self.case.problem.heads // max(1, v.shape[1]), axis=1)
         return replace(book, block=self.case.book.block, output=book.weights @ v)
 
-    def slack(self, book: Textbook) -> Array:
+    def slack(self, book: Matrix) -> Array:
         """The error allowed of a row's logits, (batch, heads, queries)."""
         eps = float(np.finfo(F64 if self.case.problem.dtype == F64 else F32).eps)
         largest = np.where(self.seen, self.size, 0.0).max(-1, initial=0.0)
@@ -133,7 +131,7 @@ def edit(rng: np.random.Generator, matrix: ch.AttentionMatrix, dense: Dense) -> 
     return matrix.cut(queries, keys)
 
 
-def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array, Array]]:
+def expected(case: Case, dense: Dense, book: Matrix) -> dict[str, tuple[Array, Array]]:
     """Each statistic of the dense weights, and the error that rounding may add."""
     problem, logit, tiny = case.problem, dense.slack(book), float(np.finfo(case.problem.dtype).tiny)
     off = logit[..., None] * book.weights + tiny
@@ -141,7 +139,7 @@ def expected(case: Case, dense: Dense, book: Textbook) -> dict[str, tuple[Array,
     rows = definition.per_query(book)
     slack = {name: logit * abs(truth) + tiny for name, truth in rows.items()}
     slack |= {"logsumexp": logit, "max_logit": logit, "entropy": logit * (1 + rows["entropy"])}
-    blurred = Textbook(**{**vars(book), "weights": off})
+    blurred = Matrix(**{**vars(book), "weights": off})
     labels = [x.reshape(prod(x.shape[:-1]), x.shape[-1]) for x in case.labels()]
     return {
         "output": (book.output, 2 * off @ values + tiny),
@@ -339,12 +337,3 @@ def test_the_repr_says_what_was_edited_in_order():
         "after cut(queries=20 of 40, keys=::3)"
     )
     assert repr(long.cut(np.ones((2, 40), bool))).endswith("after cut(queries=80 of (2, 40))")
-
-
-def test_a_pickled_edit_of_what_requires_gradients_is_refused():
-    table = torch.zeros(1, 1, requires_grad=True)
-    labels = np.zeros(3, int)
-    matrix = ch.AttentionMatrix(torch.ones(3, 4), torch.ones(3, 4), spans=(labels, labels, table))
-    with pytest.raises(RuleError, match=r"spans\[2\] belongs to PyTorch's graph"):
-        pickle.dumps(matrix.cut(keys=0))
-    assert pickle.loads(pickle.dumps(matrix)).logsumexp().shape == (3,)

@@ -1,6 +1,5 @@
 """Observations over parts of the keys or queries merge into the observation of the whole."""
 
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -46,9 +45,6 @@ def test_parts_over_keys_merge_into_the_whole_in_any_order(case: Case, data: st.
         parts[place : place + 2] = [parts[place].merge_keys(parts[place + 1])]
     (merged,) = parts
     assert_merged(case, merged)
-    sinks = case.rng.standard_normal(case.problem.heads)
-    assert_merged(replace(case, rules={**case.rules, "sinks": sinks}), merged.with_sinks(sinks))
-    assert merged.with_sinks(None) is merged
 
 
 @pytest.mark.parametrize("far", [-1e9, -3e38, 1e6])
@@ -59,7 +55,7 @@ def test_parts_of_rows_far_from_zero_merge_as_those_near(far: float):
         rules: Any = {"scale": 0.0, "bias": np.full((1, 1), more, np.float32)}
         parts = [ch.AttentionMatrix(q, k[s], **rules).observe(v[s], logsumexp=True, entropy=True, top=3)
                  for s in (slice(5), slice(5, 8))]  # fmt: skip
-        seen.append(parts[0].merge_keys(parts[1]).with_sinks(np.array([more])))
+        seen.append(parts[0].merge_keys(parts[1]))
     for name in ("output", "entropy", "log_sum"):
         np.testing.assert_allclose(*(getattr(x, name) for x in seen), 1e-5, 1e-6, err_msg=name)
     np.testing.assert_allclose(*(x.top.weights for x in seen), 1e-5)

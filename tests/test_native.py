@@ -315,7 +315,7 @@ def test_a_program_ends_well_while_daemon_threads_attend(kind: str, threads: int
 
 FIRST_CALLS = [
     ("ch.attention(q, q, q)", "core.problem"),
-    ("ch.AttentionMatrix(q, q).entropy()", "ops.observable"),
+    ("ch.AttentionMatrix(q, q).entropy()", "ops.matrix"),
     ("ch.plan(q, q, engine='portable')", "engines.portable"),
 ]
 PROGRAMS = [  # and what they print

@@ -50,7 +50,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": [
             observe(groups=(np.zeros(6), LABELS[1])),
         ],
-        "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, order, strongest, top.": lambda: (
+        "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, strongest, top.": lambda: (
             cuts().observe(peak=True)
         ),
         f"numpy.add would need every number of {EFFECTS}.\n\n{STORED}": lambda: cuts() + 1,
@@ -63,9 +63,6 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         ],
         "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
         "hint: o = A @ v; g, = torch.autograd.grad(number, o)": lambda: cuts(g=np.ones((2, 4, 6, 12))),
-        "order is 'biggest': expected one of magnitude, largest, smallest.\n\nhint: order=\"magnitude\"": lambda: (
-            cuts().top(3, "biggest")
-        ),
         "entropy is 1: expected True or False.": observe(entropy=1),
         f"top is 0: {WHOLE}top=8": observe(top=0),
         "image is 64: expected (height, width) in pixels.\n\nhint: image=(256, 256)": observe(image=64),
@@ -105,22 +102,16 @@ def sunk(**wanted: Any) -> ch.Observation:
     return matrix(sinks=0.5).observe(**wanted)
 
 
-TWICE = (
-    "a part has sinks in its denominators already: they would count twice.\n\n"
-    "hint: observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks)."
-)
 FINAL = " over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
 FINAL += "hint: observe it from the whole matrix, or over disjoint queries and merge_queries."
 MERGES: Errors = {
     ValueError: {
-        TWICE: [
-            lambda: sunk(logsumexp=True, v=FLAT).merge_keys(part(logsumexp=True, v=FLAT)),
-            lambda: part(logsumexp=True).with_sinks(0.5).merge_keys(part(logsumexp=True)),
-        ],
-        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)": [
-            lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
-            lambda: part(entropy=True).with_sinks(0.5),
-        ],
+        "a part has sinks in its denominators already: they would count twice.": lambda: sunk(
+            logsumexp=True, v=FLAT
+        ).merge_keys(part(logsumexp=True, v=FLAT)),
+        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)": lambda: part(
+            entropy=True
+        ).merge_keys(part(logsumexp=True)),
         f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
         "the parts have log-sum-exp (3,) and (2,): they must be the same queries.": lambda: part(
             logsumexp=True

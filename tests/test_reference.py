@@ -124,7 +124,7 @@ FLOAT64 = (np.dtype(np.float64),)
 EXACT = {"rtol": 1e-12, "atol": 1e-13}  # a few thousand eps: sums of at most some hundred float64 numbers
 
 
-def book_of(q: Array, k: Array, v: Array, **rules: Any) -> definition.Textbook:
+def book_of(q: Array, k: Array, v: Array, **rules: Any) -> definition.Matrix:
     given = describe(q, k, v, rules)
     return definition.attend(given.problem, given.q, given.k, given.v)
 

@@ -1,7 +1,6 @@
 """Repeated calls skip checks, PyTorch's threads compute, num_threads= is of one call: none changes any result."""
 
 import copy
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -322,7 +321,7 @@ def test_it_reaches_the_kernel_in_every_pass(counting: Counting):
     ch.attention(q, k, v, num_threads=ours, mask=np.ones((50, 50), bool))
     ch.attention(q, k.bfloat16().float(), v, num_threads=ours)
     A = ch.AttentionMatrix(q, k, num_threads=ours)
-    for B in (A, A.part(1, 2), copy.deepcopy(A), pickle.loads(pickle.dumps(A)), pickle.loads(pickle.dumps(A.part(0)))):
+    for B in (A, A.part(1, 2), copy.copy(A)):
         B[..., 3, :5], B.received(), B.T[...], B.entropy(), B.image(3, 3)
         B.T @ torch.ones(50), B @ torch.ones(50), B.observe(queries=slice(3, 9), peak=True)
     ch.AttentionMatrix(q, k, num_threads=ours, logsumexp=A.logsumexp())[0, 0, :]

@@ -14,17 +14,15 @@ from clearhead.core.arrays import (
     as_array,
     as_tensor,
     autocast,
-    broadcast,
     device_of,
     key_of,
     numbers_of,
     same,
     torch_of,
-    unrepeated,
 )
-from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, heads_first
+from clearhead.core.axes import Array, as_places, as_slice, heads_first
 from clearhead.core.problem import Problem, apart, is_number, problem_of, with_arrays
-from clearhead.core.rules import BROADCAST, FIELDS, Rules, check_names
+from clearhead.core.rules import Rules, check_names
 
 _MOST = 512  # problems that are kept
 _writing = Lock()
@@ -99,23 +97,6 @@ class Call:
         rules: Any = self.problem.keywords()
         rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
         return Given(self.restore(self.q), self.restore(self.k), rules, engine, self.problem.num_threads)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: what a mask, bias or table repeats along an axis is kept once."""
-        once: dict[str, Any] = {name: unrepeated(getattr(self.problem, name)) for name in BROADCAST}
-        arrays = self._arrays or self._read()
-        return {"problem": replace(self.problem, **once), "arrays": arrays, "restore": self.restore}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        problem: Problem = kept["problem"]
-        sizes = {name: getattr(problem, name) for name in WEIGHTS}
-        once = {name: x for name in BROADCAST if (x := getattr(problem, name)) is not None}
-        again: dict[str, Any] = {
-            name: broadcast(x, tuple(sizes.get(axis, n) for axis, n in zip(FIELDS[name], x.shape, strict=True)))
-            for name, x in once.items()
-        }
-        q, k, v = kept["arrays"]
-        Call.__init__(self, replace(problem, **again), q, k, v, kept["restore"])
 
     def with_values(self, v: Array | None) -> "Call":
         """Replace the values."""

@@ -111,12 +111,17 @@ def _of_visible(x: Any, masked: Any, of_rows: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """The weights of a block of rows, with what they came from."""
+    """The weights of a block of rows, with what they came from; of the oracle with all between inputs and output."""
 
     block: Block
     masked: Any  # the logits
     state: State  # of each row
     weights: Any
+    scores: Any = None  # q·kᵀ
+    scaled: Any = None  # scale·scores
+    capped: Any = None  # c·tanh(scaled/c)
+    biased: Any = None  # capped + bias - slope·|i - j| + table[query_spans[i], key_spans[j]]
+    output: Any = None  # (…, heads, rows, d_v): weights·v
 
     def hidden(self) -> Any:
         """Where a query may not see a key."""
@@ -309,19 +314,8 @@ def by_scores(x: Block, capped: Any, by_logits: Any) -> Any:
 # The whole in float64: the oracle
 
 
-@dataclass(frozen=True, eq=False)
-class Textbook(Matrix):
-    """Every intermediate of attention, each (batch, heads, queries, keys) unless said."""
-
-    scores: Any  # q·kᵀ
-    scaled: Any  # scale·scores
-    capped: Any  # c·tanh(scaled/c)
-    biased: Any  # capped + bias - slope·|i - j| + table[query_spans[i], key_spans[j]]
-    output: Any = None  # (batch, heads, queries, d_v): weights·v
-
-
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Textbook:
+def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Matrix:
     """Attention in float64, with every intermediate between its inputs and its output.
 
     q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None. Raises
@@ -340,7 +334,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def from_scores(problem: Problem, scores: Array) -> Textbook:
+def from_scores(problem: Problem, scores: Array) -> Matrix:
     """All intermediates from the scores q·kᵀ, (batch, heads, queries, keys), to the weights; the output is None.
 
     Raises RuleError for a rule that the definition does not have.
@@ -350,7 +344,7 @@ def from_scores(problem: Problem, scores: Array) -> Textbook:
     way = dict(steps(block, scores))
     masked = way.pop("masked")
     state, shares = softmax(masked, block.sinks)
-    return Textbook(block, masked, state, shares, **way)
+    return Matrix(block, masked, state, shares, **way)
 
 
 def check_room(weights: int, steps: int = 0) -> None:

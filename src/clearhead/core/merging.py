@@ -1,7 +1,7 @@
 """Merges what was observed over disjoint keys, as online softmax does (Milakov & Gimelshein 2018, section 3.1).
 
 With L = ln(exp(L_a) + exp(L_b)), a weighted sum becomes exp(L_a - L)·sum_a + exp(L_b - L)·sum_b, by the rows' states
-(state.py). `STATISTICS` says how each statistic merges; a sink is one more part, of which only the state is known.
+(state.py). `STATISTICS` says how each statistic merges.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ def check_parts(*parts: Results) -> None:
 def over_keys(a: Results, b: Results, keys: int) -> dict[str, Any]:
     """Merge two answers over disjoint keys and the same queries; a has `keys` keys, and b's keys follow them.
 
-    b may hold a state and nothing else. O(queries·d_v) time and memory.
+    O(queries·d_v) time and memory.
     """
     each = [State(*(x.astype(np.float64) for x in _host(part["logsumexp"]))) for part in (a, b)]
     whole = states.merged(np, *each)
@@ -51,7 +51,7 @@ def over_keys(a: Results, b: Results, keys: int) -> dict[str, Any]:
         if value is None:
             continue
         first = _host(value)
-        parts = [(first, shares[0])] + ([] if b.get(name) is None else [(_host(b[name]), shares[1])])
+        parts = [(first, shares[0]), (_host(b[name]), shares[1])]
         merge = _OVER_KEYS.get(STATISTICS[name].over_keys)
         made = whole if merge is None else merge(parts, keys)
         exact = [x.astype(like.dtype, copy=False) for x, like in zip(made, first, strict=True)]

@@ -4,7 +4,7 @@ The table of what can be observed is in statistics.py; ops/observation.py holds 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, read_flag, whole_number
 from clearhead.core.statistics import (
-    ORDERS,
     PER_QUERY,
     STATISTICS,
     Groups,
     Matrix,
-    Order,
     Wanted,
     arrays_of,
     askable,
@@ -33,28 +31,24 @@ def wanted(
     *,
     of: Matrix = "weights",
     output: bool = False,
-    order: Any = "magnitude",
 ) -> Wanted:
     """Read the keywords of `observe` for this problem.
 
     of       the matrix that is observed
     output   whether A·v is asked for too
-    order    of the first effects of each query
 
     Raises UnknownNameError for a statistic that is not in the table, and RuleError, DtypeError or ShapeError for a
     value that is not what the statistic takes. SizeError where answers about effects and the sums they come from exceed
     free memory; those about weights are checked by `check_room`.
     """
     read = check_asked(asked, of=of)
-    if not isinstance(order, str) or order not in ORDERS:
-        raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.", 'order="magnitude"')
     if read.get("strongest"):
         read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
     if read.get("groups") is not None:
         read["groups"] = read_groups(problem, read["groups"])
     if of == "weights":
         return Wanted(output=output, **read)
-    want = Wanted(of=of, order=cast("Order", order), **read)
+    want = Wanted(of=of, **read)
     check_room(problem, want)
     return want
 
@@ -69,11 +63,11 @@ def check_asked(
 
     Returns the keywords with their checked values. Raises UnknownNameError or RuleError.
     """
-    kind, further = ("statistic", "queries") if of == "weights" else ("effect", "order")
     known = known or askable(of)
+    further = (("queries",) if of == "weights" else ()) if others is None else others
     for name in asked:
         if name not in known:
-            raise unknown(kind, name, (*known, *((further,) if others is None else others)))
+            raise unknown("statistic" if of == "weights" else "effect", name, (*known, *further))
     return {name: _READERS[STATISTICS[name].asked](name, value) for name, value in asked.items()}
 
 

@@ -8,7 +8,7 @@ compares them. Each engine declares the statistics that it computes, and is neve
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.state import State
@@ -16,8 +16,6 @@ from clearhead.loading import load
 
 PER_QUERY, PER_KEY = ("heads", "queries"), ("heads", "keys")
 Matrix = Literal["weights", "effects"]
-Order = Literal["magnitude", "largest", "smallest"]
-ORDERS: tuple[str, ...] = get_args(Order)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -189,7 +187,6 @@ class Wanted:
     image: tuple[int, int] | None = None
     groups: Groups | None = None
     of: Matrix = "weights"
-    order: Order = "magnitude"  # of the first effects
     keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded by the caller
 
     def names(self) -> list[str]:

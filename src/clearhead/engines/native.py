@@ -19,8 +19,8 @@ from clearhead.core.call import Call
 from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import ORDERS, Wanted, listed
 from clearhead.core.statistics import STATISTICS as TABLE
+from clearhead.core.statistics import Wanted, listed
 from clearhead.engines.base import Upstream, in_one_dtype, kinds, room_for_sums, row_kinds, unsupported
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
@@ -244,7 +244,7 @@ def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
         rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
         results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
         if want.top is not None:
-            more["order"] = ORDERS.index(want.order)
+            more["order"] = 0  # by magnitude
     _edges(call, state, {"received" if name == "by_key" else name: x for name, x in results.items()}, **more)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 

@@ -93,7 +93,7 @@ def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: di
     """Put the first and the largest effects of a block where they belong."""
     if want.top is not None:
         places = namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile))
-        chosen = first(tile, places, want.order, want.top)
+        chosen = first(tile, places, want.top)
         result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
     if want.strongest is not None:
         part.add_strongest(result["strongest_values"], result["strongest_indices"], tile, a.hidden())

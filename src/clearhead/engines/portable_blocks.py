@@ -16,7 +16,6 @@ from clearhead.core.namespace import astype, beside, dtype_name, namespace, on_h
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.state import State, rounded
-from clearhead.core.statistics import Order
 
 _ROWS = 128
 _IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
@@ -132,20 +131,20 @@ class PlacedBlock:
         rows = beside(np.arange(self.place.rows.start, self.place.rows.stop), x)[:, None]
         numbers = namespace(x).where(hidden, -1, rows * self.problem.keys + self.keys_among_all(x))
         flat = [y.reshape(*y.shape[:2], -1) for y in (x, numbers)]
-        new = first(flat[0], flat[1], "magnitude", values.shape[-1])
+        new = first(flat[0], flat[1], values.shape[-1])
         kept = values[lead], places[lead]
         both = [namespace(x).concatenate(pair, axis=-1) for pair in zip(kept, new, strict=True)]
-        values[lead], places[lead] = first(both[0], both[1], "magnitude", values.shape[-1])
+        values[lead], places[lead] = first(both[0], both[1], values.shape[-1])
 
 
-def first(values: Any, places: Any, order: Order, count: int) -> tuple[Any, Any]:
-    """The first `count` along the last axis in this order, and their places; of equal ones the one listed earlier.
+def first(values: Any, places: Any, count: int) -> tuple[Any, Any]:
+    """The `count` of largest magnitude along the last axis, and their places; of equal ones the one listed earlier.
 
     A place of -1 is free: it comes last, and its value becomes 0. So does NaN, which is never listed.
     """
     xp = namespace(values)
     most = float(xp.finfo(values.dtype).max)  # an infinite effect is as strong as this
-    by = xp.clip({"magnitude": abs(values), "largest": values, "smallest": -values}[order], -most, most)
+    by = xp.clip(abs(values), 0.0, most)
     ranks = ranked(xp.where((places < 0) | xp.isnan(by), -np.inf, by), count)[1]
     if not values.shape[-1]:
         return 0.0 * ranks, ranks

@@ -15,7 +15,6 @@ from clearhead.core.arrays import (
     on_cpu,
     statistics_dtype,
     to_device_of,
-    unrepeated,
 )
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
@@ -25,9 +24,6 @@ from clearhead.core.rules import with_options
 from clearhead.core.statistics import (
     STATISTICS,
     AskedEffects,
-    Order,
-    Ranked,
-    SignedImage,
     Strongest,
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
@@ -48,7 +44,6 @@ class EffectMatrix(Shown, LazyMatrix):
     Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
     cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
     np.asarray stores it, as it stores an AttentionMatrix; NumPy's other functions and arithmetic are refused.
-    Copies and pickles keep q, k, v, g, the rules and what is known of every row.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
@@ -61,20 +56,11 @@ class EffectMatrix(Shown, LazyMatrix):
         "effects",
         "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges.",
     )
-    instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1, 'largest') has each query's largest"
+    instead = "E.by_query() sums over keys, E.by_key() over queries, E.top(1) has each query's strongest"
 
     def __init__(self, kind: Kind, weights: Any, v: Array, g: Array) -> None:
         self.kind, self._weights, self._v, self._g = kind, weights, v, g
         self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_v": unrepeated(self._v), "_g": unrepeated(self._g)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        problem, width = self.call.problem, self._v.shape[-1]
-        self._v = broadcast(self._v, (problem.batch, self._v.shape[1], problem.keys, width))
-        self._g = broadcast(self._g, (problem.batch, problem.heads, problem.queries, width))
 
     @property
     def call(self) -> Call:
@@ -96,14 +82,13 @@ class EffectMatrix(Shown, LazyMatrix):
         return f"EffectMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
 
     @with_options
-    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Observation:
+    def observe(self, **asked: Unpack[AskedEffects]) -> Observation:
         """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
-        by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
-        groups=(query_groups, key_groups): what the methods of these names answer. Returns an Observation; what was not
-        asked for is None. Raises UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit,
-        SizeError for answers larger than memory, all before any work. O(queries·keys·(d_k + d_v)) time,
-        O(queries + keys) memory beyond the answers.
+        by_key=True, by_query=True, top=8, strongest=20, image=(256, 256), groups=(query_groups, key_groups): what the
+        methods of these names answer. Returns an Observation; what was not asked for is None. Raises UnknownNameError,
+        RuleError, ShapeError or DtypeError for requests that do not fit, SizeError for answers larger than memory, all
+        before any work. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond the answers.
 
         >>> import numpy as np, clearhead as ch
         >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
@@ -112,7 +97,7 @@ class EffectMatrix(Shown, LazyMatrix):
         (array([1., 0., 4.]), array([2]), True)
         """
         problem = self.call.problem
-        want = wanted(problem, asked, of="effects", order=order)
+        want = wanted(problem, asked, of="effects")
         if 0 in self.shape:
             zeros = room_for_sums(kinds(problem, want, want.names(), STATISTICS))
             arrays = {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
@@ -143,22 +128,6 @@ class EffectMatrix(Shown, LazyMatrix):
         """
         return self.observe(by_query=True).by_query
 
-    def top(self, k: int, order: Order = "magnitude") -> Ranked:
-        """The k first effects of each query and their keys, (…, heads, queries, k) each.
-
-        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
-
-        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
-        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
-        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
-        [[0, -1], [0, 1], [2, 0]]
-        """
-        return cast("Ranked", self.observe(top=0 if k is None else k, order=order).top)
-
     def strongest(self, k: int) -> Strongest:
         """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
 
@@ -172,28 +141,6 @@ class EffectMatrix(Shown, LazyMatrix):
         (array([2, 2]), array([1.884, 1.058]))
         """
         return cast("Strongest", self.observe(strongest=0 if k is None else k).strongest)
-
-    def image(self, height: int, width: int) -> SignedImage:
-        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
-
-        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
-        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
-        from 1 up.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
-        array([[-1.649]])
-        """
-        return cast("SignedImage", self.observe(image=(height, width)).image)
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
-
-        Cuts of single edges do not add up to that of a whole span: `A.cut(keys=span) @ v` has the output without it.
-        Raises ShapeError, DtypeError or RuleError for labels that do not fit.
-        """
-        return self.observe(groups=(query_groups, key_groups)).groups
 
     @property
     def _terms(self) -> Terms:

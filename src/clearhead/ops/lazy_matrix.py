@@ -102,6 +102,9 @@ class LazyMatrix(NeverStored):
         @property
         def call(self) -> Call: ...
 
+        @property
+        def observe(self) -> Any: ...
+
         def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State | Terms:
             """What the engine must know of these rows to compute a tile of these keys; None is all."""
 
@@ -146,6 +149,48 @@ class LazyMatrix(NeverStored):
         array([0.   , 0.64 , 1.207])
         """
         return self._product(v)
+
+    def top(self, k: int) -> Any:
+        """The k first weights or effects of each query and their keys, (…, heads, queries, k) each.
+
+        Of weights a Top, largest first; of effects a Ranked, of largest magnitude first. Of equal ones the earlier key
+        comes first. Only keys that the rules allow are listed, and no effect that is NaN; the rest is filled with 0 and
+        index -1. Raises RuleError unless k is a whole number from 1 up. O(queries·keys·d_k) time, of effects
+        O(queries·keys·(d_k + d_v)); O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.top(2).indices.tolist(), A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2).indices.tolist()
+        ([[0, -1], [1, 0], [2, 0]], [[0, -1], [0, 1], [2, 1]])
+        """
+        return self.observe(top=0 if k is None else k).top  # None would ask for nothing
+
+    def image(self, height: int, width: int) -> Any:
+        """The matrix as a picture, (…, heads, height, width): each pixel is the mean of what it covers.
+
+        The picture's mean is that of the matrix. Of effects a SignedImage of `mean` and `largest`: the effect of
+        largest magnitude, with its sign, of all cells that a pixel covers, if only in part; of two equal ones the
+        positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
+        >>> A.image(1, 1), A.cut_effects(np.array([2.0, 6.0]), np.ones(2)).image(1, 1).largest
+        (array([[0.5]]), array([[-2.]]))
+        """
+        return self.observe(image=(height, width)).image
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """The sum of weights or effects between labelled spans, (…, heads, query groups, key groups).
+
+        query_groups is (queries,) or (…, queries), key_groups (keys,) or (…, keys): whole numbers 0, 1, 2, …; a token
+        whose label is below 0 belongs to no group. Cuts of single edges do not add up to that of a whole span:
+        `A.cut(keys=span) @ v` is the output without it. Raises DtypeError, ShapeError or RuleError for other labels.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).groups([0, 0], [0, 1])
+        array([[1.5, 0.5]])
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
 
     def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
         call = self.call

@@ -20,7 +20,7 @@ from clearhead.core.state import State
 from clearhead.core.statistics import Asked, Wanted, askable, explained
 from clearhead.core.torch_state import graphed
 from clearhead.engines.base import Engine
-from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.errors import SelectionError, shown
 from clearhead.loading import load
 from clearhead.ops import causes
 from clearhead.ops.attention import recorder_of
@@ -29,13 +29,12 @@ from clearhead.ops.display import Display
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.lazy_matrix import LazyMatrix
-from clearhead.ops.observable import Observable
 from clearhead.ops.observation import Observation, observation
 
 _OUTPUT, _SMALL = Wanted(output=True), 1 << 20  # weights: below, the states of all rows are computed at once
 
 
-class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
+class AttentionMatrix(LazyMatrix, Display, Editable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -55,10 +54,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
     rounding would show in the weights: then it is computed here. The output and row statistics come from a pass of
     their own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule.
 
-    Pickling and copying keep q, k, the rules and a known log-sum-exp: copy.copy shares them, copy.deepcopy, pickle,
-    multiprocessing and torch.save copy them (torch.load needs weights_only=False). Where a tensor of them is the result
-    of a graph that PyTorch recorded, RuleError, but for copy.copy; a leaf that requires gradients stays one. Raises
-    what `attention` raises.
+    Raises what `attention` raises.
     Source: Vaswani et al. 2017, section 3.2.1; weights computed again as in Dao et al. 2022, appendix B.
 
     >>> import numpy as np, clearhead as ch
@@ -168,35 +164,6 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
         q, k, rules, *_ = self._given
         return recorder_of(q) if graphed(q, k, *flat(rules).values(), *others) else None
 
-    def __copy__(self) -> "AttentionMatrix":
-        made = AttentionMatrix.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._given is None:
-            return {"call": self._call, "engine": self._asked_engine, "state": self._state, "edits": self._edits}
-        q, k, rules, *_ = self._given
-        for name, x in {"q": q, "k": k, **flat(rules)}.items():
-            if getattr(x, "grad_fn", None) is not None:
-                raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
-        return {"given": self._given, "state": self.known_state, "dtype": self._q_dtype(), "edits": self._edits}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        if "call" in kept:
-            self._given, self._recorder = None, None
-            self._hold(kept["call"], kept["engine"], kept["state"])
-        else:
-            q, k, rules, engine, num_threads = kept["given"]
-            AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
-            if kept["state"] is not None and kept["dtype"] == self._q_dtype():
-                self._state = kept["state"]
-        self._edits = kept["edits"]
-
-    def _q_dtype(self) -> np.dtype[Any] | None:
-        """The dtype that q is computed in, which autocast may have narrowed; None for a graph."""
-        return None if self._call is None else self._call.problem.dtype
-
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
@@ -280,6 +247,78 @@ class AttentionMatrix(LazyMatrix, Display, Editable, Observable):
             result |= {name: x.copy() for name, x in part.state._asdict().items()}
         answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
         return observation(answers, *sizes, sinks=problem.sinks is not None)
+
+    def logsumexp(self) -> Any:
+        """L_i = ln(Σ_j exp(s_ij) + exp(sink)), (…, heads, queries), by the natural logarithm; s_ij are the logits.
+
+        -inf where a query may attend to no key. Computed once and kept.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).logsumexp().round(2)
+        array([0.  , 0.69])
+        """
+        return self.observe(logsumexp=True).logsumexp
+
+    def max_logit(self) -> Any:
+        """The largest logit of each query, max_j s_ij over the keys it may attend to, (…, heads, queries).
+
+        The logit is what softmax is taken of: after scale, softcap, bias and ALiBi, and without sinks. -inf where a
+        query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).max_logit()
+        array([0., 0.])
+        """
+        return self.observe(max_logit=True).max_logit
+
+    def entropy(self) -> Any:
+        """-Σ_j a_ij ln a_ij in nats, (…, heads, queries); 0 where a query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).entropy().round(2)
+        array([0.  , 0.69])
+        """
+        return self.observe(entropy=True).entropy
+
+    def distance(self) -> Any:
+        """Σ_j a_ij·|position of query i - j|, the mean distance attended over, in tokens, (…, heads, queries).
+
+        The position of query i is i + query_offset. 0 where a query may attend to no key.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).distance()
+        array([0. , 0.5])
+        """
+        return self.observe(distance=True).distance
+
+    def diagonal(self) -> Any:
+        """The weight that each query gives the key at its own position, (…, heads, queries); 0 where there is none.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).diagonal()
+        array([1. , 0.5])
+        """
+        return self.observe(diagonal=True).diagonal
+
+    def received(self) -> Any:
+        """Σ_i a_ij, the sum of the weights that each key receives, (…, heads, keys).
+
+        The accumulated attention score of H2O (Zhang et al. 2023).
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).received()
+        array([1.5, 0.5])
+        """
+        return self.observe(received=True).received
+
+    def peak(self) -> Any:
+        """max_i a_ij, the largest weight that any query gives each key, (…, heads, keys); 0 where none may do so.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).peak()
+        array([1. , 0.5])
+        """
+        return self.observe(peak=True).peak
 
     def contributions(self, v: Any, g: Any) -> EffectMatrix:
         """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.

@@ -13,7 +13,6 @@ import numpy as np
 from clearhead.core import merging
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array, brief
-from clearhead.core.rule_values import Extent, read_heads
 from clearhead.core.state import State
 from clearhead.core.statistics import STATISTICS, Matrix, Strongest, arrays_of, joined_arrays
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
@@ -26,8 +25,7 @@ class Observation:
     Returned by `observe` of AttentionMatrix and of EffectMatrix, where each field has the answer of the method of its
     name, and by `varlen_attn`. Arrays are of q's kind; statistics are float32, or float64 for float64, and the output
     has q's dtype. The log-sum-exp is kept as two arrays, each row's largest logit and what is added to it (`largest`
-    and `log_sum`), which have digits that their sum may not have. `queries` and `keys` are how many it covers. It is
-    copied and pickled with its arrays (torch.load needs weights_only=False).
+    and `log_sum`), which have digits that their sum may not have. `queries` and `keys` are how many it covers.
 
     >>> import numpy as np, clearhead as ch
     >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
@@ -78,10 +76,10 @@ class Observation:
         """Merge this result over some keys with one over the keys that follow, for the same queries.
 
         Exact: outputs and row statistics are weighted by exp(L_part - L). Both parts need their log-sum-exp, and must
-        have been computed without sinks; `with_sinks` adds those at the end. Returns an Observation over all these
-        keys. Raises DtypeError when `other` is no Observation; RuleError when a part has no log-sum-exp, has sinks, has
-        a column statistic (which needs the final log-sum-exp), or lacks a statistic that the other has; ShapeError when
-        the parts have different queries. O(queries·d_v) time and memory.
+        have been computed without sinks. Returns an Observation over all these keys. Raises DtypeError when `other` is
+        no Observation; RuleError when a part has no log-sum-exp, has sinks, has a column statistic (which needs the
+        final log-sum-exp), or lacks a statistic that the other has; ShapeError when the parts have different queries.
+        O(queries·d_v) time and memory.
         Source: Milakov & Gimelshein 2018, section 3.1.
 
         >>> import numpy as np, clearhead as ch
@@ -91,34 +89,12 @@ class Observation:
         True
         """
         _check_part(other)
-        for part in (self, other):
-            _check_without_sinks(part)
+        if self.sinks or other.sinks:
+            raise RuleError("a part has sinks in its denominators already: they would count twice.")
         parts = self.statistics(), other.statistics()
         merging.check_parts(*parts)
         _check_alike(*parts)
         return observation(merging.over_keys(*parts, self.keys), queries=self.queries, keys=self.keys + other.keys)
-
-    def with_sinks(self, sinks: Any) -> "Observation":
-        """The same result with one extra logit per head, (heads,), in each row's denominator.
-
-        Raises RuleError as `merge_keys` does, and what `attention` raises for sinks. O(queries·d_v) time and memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> seen = ch.AttentionMatrix(np.zeros((1, 2)), np.zeros((3, 2))).observe(np.ones((3, 1)), logsumexp=True)
-        >>> seen.with_sinks([0.0]).output
-        array([[0.75]])
-        """
-        _check_without_sinks(self)
-        merging.check_parts(self.statistics())
-        if sinks is None:
-            return self
-        largest = as_host_array(self.largest, "logsumexp")[0]
-        prefix = largest.shape[:-1]
-        sizes = Extent(prefix, prefix[-1] if prefix else 1, largest.shape[-1], self.keys, 0, "cpu")
-        logits = read_heads("sinks", sinks, sizes, {})
-        each = np.where(np.isneginf(largest), -np.inf, logits[:, None] if largest.ndim > 1 else logits[0])
-        result = merging.over_keys(self.statistics(), {"logsumexp": State(each, np.zeros(largest.shape))}, self.keys)
-        return observation(result, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Merge this result over some queries with one over the queries that follow, for the same keys.
@@ -185,14 +161,6 @@ class Observation:
 def _check_part(other: Any) -> None:
     if not isinstance(other, Observation):
         raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
-
-
-def _check_without_sinks(part: Observation) -> None:
-    if part.sinks:
-        raise RuleError(
-            "a part has sinks in its denominators already: they would count twice.",
-            "observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks).",
-        )
 
 
 def _check_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

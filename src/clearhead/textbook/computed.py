@@ -19,13 +19,13 @@ from clearhead.textbook.shapes import Convention, Sizes, check_convention, layer
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def mixed(problem: Problem, weights: Array, v: Array) -> definition.Textbook:
+def mixed(problem: Problem, weights: Array, v: Array) -> definition.Matrix:
     """The definition's results where the weights are given; a key of weight 0 counts as one that is not seen."""
     zeros, sums = np.where(weights == 0, -np.inf, 0.0), weights.sum(axis=-1)
     way = dict.fromkeys(("scores", "scaled", "capped", "biased"), zeros)
     output = definition.mix(weights, definition.split(v.astype(np.float64)), lambda: weights == 0)
     block, state = block_of(problem, everything(problem)), State(np.zeros(sums.shape), np.log(sums))
-    return definition.Textbook(block, zeros, state, weights, **way, output=output)
+    return definition.Matrix(block, zeros, state, weights, **way, output=output)
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -119,7 +119,7 @@ class Trace:
     output: Any
 
     def __init__(
-        self, call: Call, book: definition.Textbook, steps: Steps, arrays: dict[str, Array], convention: Convention
+        self, call: Call, book: definition.Matrix, steps: Steps, arrays: dict[str, Array], convention: Convention
     ) -> None:
         """Keep what the definition computed: arrays by the names of steps, tokens as rows, with the caller's axes."""
         self.convention: Convention = convention
@@ -350,6 +350,6 @@ def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> T
     return Trace(call, book, weights_steps(sizes), arrays, convention)
 
 
-def _named(problem: Problem, book: definition.Textbook) -> dict[str, Array]:
+def _named(problem: Problem, book: definition.Matrix) -> dict[str, Array]:
     """The definition's intermediate results by name, with the axes of the caller's inputs."""
     return {name: problem.restore(getattr(book, name)) for name in _NAMES}

@@ -123,7 +123,7 @@ def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> t
     return logits.var(axis=(1, 2)), ranked.mean(axis=1), (ranked * (1 - ranked)).mean(axis=1), middle, np.array(counts)
 
 
-def _gradients(book: definition.Textbook, k: Array) -> Array:
+def _gradients(book: definition.Matrix, k: Array) -> Array:
     """‖∂a/∂q‖ for the largest weight a of every query, (queries,)."""
     largest = book.weights.max(axis=-1, keepdims=True)
     slopes = (np.arange(k.shape[-2]) == book.weights.argmax(axis=-1)[..., None]) - largest
