@@ -82,18 +82,6 @@ def test_long_inputs_take_less_than_one_fiftieth_of_the_matrix(engine: str, n: i
     assert peak_of(lambda: E.observe(**{**EVERYTHING, "image": (64, 64)})) < n * n * 4 / 50
 
 
-@pytest.mark.parametrize("engine", ["native", "portable"])
-def test_a_nan_reaches_only_the_pixels_and_groups_that_have_it(engine: str):
-    n, bad, labels = 40, 13, np.arange(40) // 10
-    q, v = normal(n, 4), normal(n, 3)
-    v[bad] = np.nan
-    seen = ch.AttentionMatrix(q, q, causal=True, engine=engine).contributions(v, normal(n, 3))
-    touched = np.zeros((4, 4), bool)
-    touched[bad // 10 :, bad // 10] = True
-    np.testing.assert_array_equal(np.isnan(seen.image(4, 4).mean), touched)
-    np.testing.assert_array_equal(np.isnan(seen.groups(labels, labels)), touched)
-
-
 Q, K, V, G = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3)), np.ones((2, 4, 6, 3))
 
 

@@ -20,7 +20,6 @@ from clearhead.core.definition import Matrix
 from problems import Case, cases, examples
 from seeds import fresh
 from slack import assert_close
-from test_lazy_matrix import COPIES, same
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 FACTOR = 6.0  # times the rounding of a naive run, as in slack.py; dividing the rules' numbers rounds once more
@@ -301,24 +300,18 @@ def test_a_bias_that_is_broadcast_is_divided_once():
 
 
 @examples(0.5)
-@given(case=cases(most=800), how=st.sampled_from(sorted(COPIES)), part=st.booleans())
-def test_copies_and_parts_of_edited_matrices(case: Case, how: str, part: bool):  # noqa: FBT001
-    rng, matrix = case.rng, case.matrix()
+@given(case=cases(most=800))
+def test_parts_of_edited_matrices(case: Case):
+    matrix = case.matrix()
     for _ in range(2):
-        matrix = edit(rng, matrix, Dense(case))
-    if part and matrix.call.problem.batch:
-        whole, words = matrix[(0,) * (matrix.ndim - 3)], repr(matrix).partition("after")[2]
-        matrix = matrix.part(0)
-        assert repr(matrix).partition("after")[2] == words
-        same(matrix[...].reshape(whole.shape), whole)
-        again = matrix.tempered(1.0).boost(None, by=0.0)
-        np.testing.assert_allclose(np.asarray(again[...], np.float64), np.asarray(matrix[...], np.float64), rtol=1e-6)
-    other = COPIES[how](matrix)
-    assert repr(other) == repr(matrix)
-    same(other[...], matrix[...])
-    same(other.logsumexp(), matrix.logsumexp())
-    if matrix.shape[-1]:
-        same(other.cut(keys=0)[...], matrix.cut(keys=0)[...])
+        matrix = edit(case.rng, matrix, Dense(case))
+    if not matrix.call.problem.batch:
+        return
+    part, whole = matrix.part(0), matrix[(0,) * (matrix.ndim - 3)]
+    assert repr(part).partition("after")[2] == repr(matrix).partition("after")[2]
+    np.testing.assert_array_equal(part[...].reshape(whole.shape), whole)
+    again = part.tempered(1.0).boost(None, by=0.0)
+    np.testing.assert_allclose(np.asarray(again[...], np.float64), np.asarray(part[...], np.float64), rtol=1e-6)
 
 
 def test_the_repr_says_what_was_edited_in_order():

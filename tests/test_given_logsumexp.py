@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import clearhead as ch
 import seeds
@@ -74,28 +73,6 @@ def test_pytorchs_own_kernel_is_taken(dtype: torch.dtype, causal: bool):  # noqa
     assert torch.equal(ch.attention(q, k, k, causal=causal), matrix @ k)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attentions_is_taken_and_its_inner_base_2_is_not():
-    q, k = tensors(33, 40)
-    lse = flex_attention(q, k, k, return_aux=AuxRequest(lse=True))[1].lse
-    ch.AttentionMatrix(q, k, logsumexp=lse)
-    with pytest.raises(RuleError, match=r"hint: the usual causes are base 2 \(logsumexp \* math\.log\(2\)"):
-        ch.AttentionMatrix(q, k, logsumexp=lse / LOG2)
-
-
-@pytest.mark.parametrize("keys", [3, 4000])
-@pytest.mark.parametrize("size", [0.1, 1.0, 5.0])
-def test_a_naive_kernel_in_float32_is_within_the_tolerance(keys: int, size: float):
-    q, k = normal(2, 20, 128) * np.float32(size), normal(2, keys, 128) * np.float32(size)
-    scores = np.zeros((2, 20, keys), np.float32)
-    for axis in range(128):  # one after the other, the least exact order
-        scores += q[..., axis, None] * k[:, None, :, axis]
-    scores *= np.float32(128**-0.5)
-    largest = scores.max(-1)
-    total = np.cumsum(np.exp(scores - largest[..., None]), axis=-1, dtype=np.float32)[..., -1]
-    ch.AttentionMatrix(q, k, logsumexp=np.log(total) + largest)
-
-
 RIGHT: dict[str, Any] = {"causal": True, "query_offset": 7, "scale": 0.3}
 
 
@@ -119,17 +96,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {  # this ma
 }
 
 
-@pytest.mark.parametrize("kind", ["array", "tensor", "bfloat16"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_with_its_row_and_usual_causes(name: str, kind: str):
+def test_a_mistake_is_refused_with_its_row_and_usual_causes(name: str):
     right, theirs, factor = MISTAKES[name]
     q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
-    if kind == "bfloat16":
-        q, k = (x.astype(ml_dtypes.bfloat16) for x in (q, k))
     rows = lse(q, k, **theirs) / factor
-    taken: Any = (q, k, rows) if kind != "tensor" else tuple(map(torch.from_numpy, (q, k, rows)))
     with pytest.raises(RuleError) as error:
-        ch.AttentionMatrix(*taken[:2], logsumexp=taken[2], **right)
+        ch.AttentionMatrix(q, k, logsumexp=rows, **right)
     named = re.search(
         r"logsumexp\[(\d+), (\d+), (\d+)\] is (\S+), computed (\S+)\.\n\nhint: the usual", str(error.value)
     )
@@ -137,15 +110,7 @@ def test_a_mistake_is_refused_with_its_row_and_usual_causes(name: str, kind: str
     place = tuple(map(int, named.groups()[:3]))
     assert float(named[4]) == pytest.approx(rows[place], rel=1e-6)
     assert float(named[5]) == pytest.approx(lse(q, k, **right)[place], rel=1e-5)
-    ch.AttentionMatrix(*taken[:2], logsumexp=lse(q, k, **right), **right)
-
-
-def test_the_row_that_is_named_is_the_first_that_differs():
-    q, k = normal(1, 3, 20, 16), normal(1, 3, 27, 16)
-    right = lse(q, k)
-    right[0, 1:, 3:] += 1
-    with pytest.raises(RuleError, match=r"logsumexp\[0, 1, 3\] is "):
-        ch.AttentionMatrix(q, k, logsumexp=right)
+    ch.AttentionMatrix(q, k, logsumexp=lse(q, k, **right), **right)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +124,10 @@ def test_another_layout_is_refused(change: Callable[[Array], Any]):
     assert str(error.value).endswith("logsumexp[..., :20] where the kernel pads the queries.")
 
 
-def test_swapped_axes_of_equal_length_are_refused():
-    q, k = normal(1, 20, 20, 16), normal(1, 20, 27, 16)
-    with pytest.raises(RuleError, match="heads and queries swapped"):
-        ch.AttentionMatrix(q, k, logsumexp=lse(q, k).swapaxes(-1, -2))
-
-
-@pytest.mark.parametrize("engine", ["native", "portable"])
-@pytest.mark.parametrize("filled", [0.0, np.finfo(np.float32).min, -1e30, 5.0])
-def test_rows_without_keys_must_be_infinite(engine: str, filled: float):
+@pytest.mark.parametrize("filled", [0.0, np.finfo(np.float32).min])
+def test_rows_without_keys_must_be_infinite(filled: float):
     q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
-    rules: dict[str, Any] = {"query_lengths": [20, 11], "engine": engine}
+    rules: dict[str, Any] = {"query_lengths": [20, 11]}
     right = np.asarray(ch.AttentionMatrix(q, k, **rules).logsumexp())
     for empty in (-np.inf, np.inf):
         taken = ch.AttentionMatrix(q, k, logsumexp=np.where(np.isneginf(right), empty, right), **rules)
@@ -186,14 +144,6 @@ def test_a_row_that_sees_keys_is_never_taken_as_empty(strange: float):
     right[1, 2, 1 + int(seeds.fresh().integers(598))] = strange
     with pytest.raises(RuleError, match=r"logsumexp\[1, 2, \d+\] is "):
         ch.AttentionMatrix(q, k, logsumexp=right)
-
-
-def test_rows_that_are_nan_for_good_reason_are_taken():
-    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
-    q[0, 1, 5] = np.nan
-    right = lse(q, k)
-    assert np.isnan(right[0, 1, 5])
-    np.testing.assert_array_equal(ch.AttentionMatrix(q, k, logsumexp=right).logsumexp(), right)
 
 
 @pytest.mark.parametrize("padding", [1e30, np.nan, np.inf])
@@ -252,15 +202,6 @@ def test_a_number_without_digits_for_weights_is_computed_here(size: float):
     np.testing.assert_allclose(matrix[...].sum(-1), 1, 1e-5)
 
 
-def test_what_it_is_given_from_may_change_afterwards():
-    q, k = normal(20, 16), normal(27, 16)
-    right = lse(q, k)
-    matrix = ch.AttentionMatrix(q, k, logsumexp=right)
-    before = matrix[...]
-    right[:] = 0
-    np.testing.assert_array_equal(matrix[...], before)
-
-
 def test_it_is_refused_where_pytorch_records_a_graph():
     q, k = tensors(5, 7)
     right = torchs(q, k)
@@ -285,25 +226,7 @@ def test_no_derivative_is_missing_where_a_graph_begins_later():
     with torch.no_grad():
         matrix = ch.AttentionMatrix(q, k, logsumexp=right)
         assert not matrix.logsumexp().requires_grad
-    plain = ch.AttentionMatrix(q, k)
-    weight = torch.from_numpy(normal(2, 3, 5, dtype=np.float64))
-    for ask in (
-        lambda A: (A @ v).sin().sum(),
-        lambda A: (A.logsumexp() * weight).sum(),
-        lambda A: A.received().sin().sum() + A.entropy().sum(),
-        lambda A: ((A.T @ weight[0, 0]) * 2).sin().sum(),
+    for one, other in zip(
+        *(torch.autograd.grad((A @ v).sin().sum(), (q, v)) for A in (matrix, ch.AttentionMatrix(q, k))), strict=True
     ):
-        result, expected = (torch.autograd.grad(ask(one), (q, v), allow_unused=True) for one in (matrix, plain))
-        for a, b in zip(result, expected, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None:
-                torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(
-    "wrong", [3.0, "x", [1.0], np.zeros((2, 3, 5), np.int64), torch.zeros(2, 3, 5, dtype=torch.bool)]
-)
-def test_what_is_no_array_of_floats_is_refused(wrong: Any):
-    q, k = normal(2, 3, 5, 16), normal(2, 3, 7, 16)
-    with pytest.raises(DtypeError, match=r"^logsumexp is "):
-        ch.AttentionMatrix(q, k, logsumexp=wrong)
+        torch.testing.assert_close(one, other)

@@ -51,14 +51,6 @@ def test_conversions_store_every_weight(tensors: bool):  # noqa: FBT001
             np.asarray(B, copy=False)
 
 
-def test_conversions_that_do_not_fit_in_memory_are_refused():
-    x = np.ones((4_000_000, 2), np.float32)
-    A = ch.AttentionMatrix(x, x, logsumexp=None)
-    for B in (A, A.T, A.cut_effects(x, x)):
-        with pytest.raises(MemoryError, match="of shape"):
-            np.asarray(B)
-
-
 def test_conversions_are_refused_where_pytorch_records_a_graph():
     A = ch.AttentionMatrix(torch.ones(2, 3, requires_grad=True), torch.ones(2, 3))
     for make in (np.asarray, np.from_dlpack, torch.as_tensor, torch.tensor, torch.from_dlpack):
@@ -70,39 +62,27 @@ def test_conversions_are_refused_where_pytorch_records_a_graph():
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "numpy.sum": np.sum,
-    "numpy.argmin": lambda A: np.argmin(A, axis=-1),
-    "numpy.sort": np.sort,
     "numpy.linalg.svd": np.linalg.svd,
-    "numpy.allclose": lambda A: np.allclose(A, A),
     "numpy.array_equal": lambda A: np.array_equal(np.ones(3), A),
     "numpy.concatenate": lambda A: np.concatenate([A, A]),
-    "numpy.einsum": lambda A: np.einsum("bhij->bhji", A),
-    "numpy.where": lambda A: np.where(A, 1, 0),
     "numpy.add": lambda A: A + 1,
     "numpy.add ": lambda A: np.add.reduce(A, axis=-1),
-    "numpy.add  ": lambda A: np.ones(7) + A,
-    "numpy.add   ": lambda A: torch.ones(7) + A,
-    "numpy.add    ": lambda A: operator.iadd(A, 1),
-    "numpy.multiply": lambda A: 2.0 * A,
+    "numpy.add  ": lambda A: torch.ones(7) + A,
+    "numpy.add   ": lambda A: operator.iadd(A, 1),
     "numpy.negative": lambda A: -A,
     "numpy.greater": lambda A: A > 0.5,
     "numpy.matmul": lambda A: np.ones((2, 9)) @ A,
     "==": lambda A: A == 0,
-    "== ": lambda A: A == A,
-    "==  ": lambda A: torch.ones(3) != A,
-    "==   ": lambda A: A == [[1.0, 0.0], [0.0, 1.0]],
-    "==    ": lambda A: A != ((1.0,), (0.0,)),
-    "==     ": lambda A: range(7) == A,
-    "==      ": lambda A: memoryview(b"ab") != A,
+    "== ": lambda A: torch.ones(3) != A,
+    "==  ": lambda A: A == [[1.0, 0.0], [0.0, 1.0]],
     "numpy.equal": lambda A: np.ones((9, 7)) == A,
     "bool": bool,
-    "bool ": lambda A: A or 1,
 }
 OF_WEIGHTS = "A @ np.ones(A.shape[-1]) sums over keys, A.received() over queries, A.top(1) has each query's largest"
 OF_EFFECTS = "E.by_query() sums over keys, E.by_key() over queries, E.top(1) has each query's strongest"
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "sum", "mean", "max", "argmin", "reshape", "tolist"])
+@pytest.mark.parametrize("name", [*REFUSED, "sum", "argmin", "reshape"])
 def test_what_would_store_every_weight_is_refused_by_name(name: str):
     for A, shown, instead in (
         (matrix(), f"AttentionMatrix{SIZES}, never stored", OF_WEIGHTS),

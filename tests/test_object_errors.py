@@ -113,9 +113,6 @@ MERGES: Errors = {
             entropy=True
         ).merge_keys(part(logsumexp=True)),
         f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
-        "the parts have log-sum-exp (3,) and (2,): they must be the same queries.": lambda: part(
-            logsumexp=True
-        ).merge_keys(part(queries=2, logsumexp=True)),
         "the first part has sinks in its denominators, the other has not: they are not rows of the same matrix.\n\n"
         "hint: observe both with the same sinks.": lambda: sunk(entropy=True).merge_queries(part(entropy=True)),
         "the first part has peak, the second has not: it cannot be joined.\n\n"
@@ -132,9 +129,6 @@ MERGES: Errors = {
         "hint: choose heights so that each pixel covers equally many queries, and one width.": lambda: part(
             image=(3, 2)
         ).merge_queries(part(image=(1, 2))),
-        "the parts have groups (1, 1) and (1, 2): only the queries may differ.": lambda: part(
-            groups=([0] * 3, [0] * 3)
-        ).merge_queries(part(groups=([0] * 3, [0, 1, 1]))),
     },
     IndexError: {
         "entropy has shape (3,): a matrix of two axes is one head, with no axis to choose from.": lambda: part(

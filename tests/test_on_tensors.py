@@ -55,10 +55,10 @@ DRAWN = (  # each test is of the native engine too, which has the arrays as they
     test_parity.test_products_from_the_keys_side,
     test_causes.test_effects_are_the_references,
     test_causes.test_what_is_observed_is_numpys_answer_to_the_effects,
-    test_causes.test_nonfinite_numbers_reach_the_rows_that_see_them,
 )
 SINGLE = (
     test_causes.test_an_infinite_logit_leaves_no_number_in_its_row,
+    test_causes.test_an_infinite_effect_comes_first,
     test_causes.test_equal_effects_come_in_the_order_of_their_places,
     test_causes.test_a_picture_shows_the_positive_of_equal_effects_and_nan,
     test_gradients.test_gradients_are_nan_exactly_for_queries_that_see_nan,

@@ -359,39 +359,3 @@ def test_each_head_lies_on_its_picture_in_its_layers_canvas(running, tmp_path, l
                 cell = whole / heads
                 assert left == pytest.approx(cell * (head + 3 / 70), abs=0.6)
                 assert (top, side) == pytest.approx((cell * 3 / 70, cell * 64 / 70), abs=0.6)
-
-
-def test_tokens_are_shaded_as_they_come_into_view(running):
-    n = 400
-    q, k = fresh().standard_normal((2, 1, n, 4))
-    with opened(
-        running,
-        ch.AttentionMatrix(q, k).to_html(tokens=[f" word{i}" for i in range(n)]),
-        wait=".map-of",
-        reduced_motion="reduce",
-    ) as page:
-        until(page, "document.querySelector('.lines').children.length > 3")
-        page.mouse.move(2, 2)
-        page.evaluate("window.first = document.querySelector('.lines li')")
-        seen = {}
-        for power in (-3, 3):
-            page.locator("#dive-temperature").evaluate(TEMPERATURE % power)
-            page.wait_for_timeout(250)
-            seen[power] = []
-            for place in (0, 1e6):
-                page.locator(".passage").evaluate(f"each => each.scrollTo(0, {place})")
-                page.wait_for_timeout(250)
-                seen[power].append(page.evaluate(SHADES))
-            page.locator(".passage").evaluate("each => each.scrollTo(0, 0)")
-            page.wait_for_timeout(250)
-        assert page.evaluate("window.first.isConnected")
-        (_, cold), (_, warm) = seen[-3], seen[3]
-        assert warm[-10:] != cold[-10:]
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        printed = page.evaluate(SHADES)
-        weights = np.asarray(ch.AttentionMatrix(q, k, scale=0.5 / 8)[0], np.float64)[-1]
-        order = np.argsort(weights)
-        low, high = printed[order[0]], printed[order[-1]]
-        assert low != high
-        assert all(printed[index] == high for index in np.flatnonzero(weights > 0.999 * weights.max()))
-        assert warm[-10:] == printed[-10:]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from clearhead.core.statistics import (
     STATISTICS,
     Asked,
     AskedEffects,
-    Matrix,
     Statistic,
     Wanted,
     Watched,
@@ -214,14 +213,6 @@ def test_every_list_of_statistics_equals_the_table():
     assert {*listed(), *listed("effects")} == {*STATISTICS}
 
 
-def test_help_lists_the_statistics():
-    words = ch.AttentionMatrix.observe.__doc__
-    assert words
-    for name in askable():
-        assert f"\n        {name}=" in words
-        assert STATISTICS[name].definition in words
-
-
 @pytest.mark.parametrize("engine", engines.NAMES)
 def test_engines_compute_every_statistic_of_the_table(engine: str):
     declared = engines.get(engine).STATISTICS
@@ -280,9 +271,3 @@ def test_all_that_declares_statistics_refuses_a_new_one(want: Wanted):
         pass
     with pytest.raises(SelectionError, match=f"'{NAME}' cannot be asked for"):
         answer(NAME, {}, [])
-
-
-def test_no_two_statistics_share_an_array_name():
-    for of in get_args(Matrix):
-        names = [array for name in listed(of) for array in arrays_of(name, of)]
-        assert len(names) == len(set(names))

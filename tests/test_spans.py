@@ -1,19 +1,14 @@
 """The rule `spans`: the bits of a dense bias made by indexing, sums of its derivative, and blocks that it forbids."""
 
-from contextlib import suppress
-from itertools import product
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import calls
 import clearhead as ch
 from clearhead import nn
 from clearhead.core import definition
-from clearhead.errors import ClearheadError, RuleError
+from clearhead.errors import RuleError
 from seeds import fresh
 
 BATCH, HEADS, QUERIES, KEYS, ROWS, COLUMNS = 2, 4, 7, 9, 3, 5
@@ -85,15 +80,6 @@ def test_decoding_with_labels_of_cached_keys_is_the_full_pass(chunks: tuple[int,
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
 
 
-def test_dropout_keeps_the_forbidden_pairs_forbidden():
-    layer = nn.MultiHeadAttention(8, 2, dtype=F64, dropout=0.5).train()
-    x = torch.from_numpy(fresh().standard_normal((1, 6, 8)))
-    x[:, 3:] = torch.nan
-    labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    table = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
-    assert layer(x, spans=(labels, labels, table))[:, :3].isfinite().all()
-
-
 def test_a_scale_for_each_head_is_data_without_a_derivative():
     (q, k, v), _ = drawn()
     scale = torch.from_numpy(fresh().standard_normal(HEADS))
@@ -106,19 +92,3 @@ def test_a_scale_for_each_head_is_data_without_a_derivative():
     assert "q * scale[:, None, None]" in str(error.value)
     with pytest.raises(RuleError, match=r"^scale requires grad"):
         torch.func.grad(lambda scale: ch.attention(q, k, v, scale=scale).sum())(scale.detach())
-
-
-def test_the_reasons_where_heads_differ_in_scale():
-    q = fresh().standard_normal((2, 3, 4))
-    assert "one `scale`" in " ".join(ch.plan(q, q, scale=[0.1, 0.2]).reasons.get("native", ["one `scale`"]))
-    np.testing.assert_array_equal(ch.attention(q, q, q, scale=[0.3, 0.3]), ch.attention(q, q, q, scale=0.3))
-
-
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "a graph"])
-def test_wrong_parts_and_scales_are_taken_or_refused_by_name(kind: str):
-    q: Any = calls.FLAT if kind == "arrays" else torch.from_numpy(calls.FLAT.copy()).requires_grad_(kind == "a graph")
-    for place, make in product(range(4), calls.WRONG.values()):
-        parts: list[Any] = [[0, 0, 0], [0, 0, 0], [[0.0]], 1.0]
-        parts[place] = make()
-        with suppress(ClearheadError):
-            ch.attention(q, q, q, spans=tuple(parts[:3]), scale=parts[3])

@@ -11,7 +11,7 @@ PyTorch, block by block, it is every derivative that no kernel has.
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -133,26 +133,23 @@ class Matrix:
         return self.state.logsumexp
 
 
-class Values(NamedTuple):
-    """Values split so that NaN and infinity reach only the queries that may see their key."""
-
-    finite: Any  # (…, kv_heads, keys, d_v), 0 where the value is not finite
-    nonfinite: Any = None  # 0 where the value is finite; None where all are
+Values = tuple[Any, Any]  # (…, kv_heads, keys, d_v) each: the finite ones, else 0, and the others, or None
 
 
 def split(v: Any) -> Values:
-    """Split values into finite ones and others."""
+    """Split values so that NaN and infinity reach only the queries that may see their key."""
     xp = namespace(v)
     finite = xp.isfinite(v)
-    return Values(v) if finite.all() else Values(xp.where(finite, v, 0.0), xp.where(finite, 0.0, v))
+    return (v, None) if finite.all() else (xp.where(finite, v, 0.0), xp.where(finite, 0.0, v))
 
 
 def mix(weights: Any, values: Values, hidden: Callable[[], Any]) -> Any:
     """A·V, (…, heads, rows, d_v); a value that is not finite is not read where it is hidden (0·NaN would be NaN)."""
-    total = product(weights, values.finite)
-    if values.nonfinite is None:
+    finite, nonfinite = values
+    total = product(weights, finite)
+    if nonfinite is None:
         return total
-    xp, bad = namespace(total), over_heads(values.nonfinite, total.shape[-3])
+    xp, bad = namespace(total), over_heads(nonfinite, total.shape[-3])
     by_key = (bad != 0).any(axis=-1).reshape(-1, bad.shape[-2]).any(axis=0).tolist()
     for key in (place for place, found in enumerate(by_key) if found):
         here = bad[..., key, None, :] + xp.zeros_like(total)

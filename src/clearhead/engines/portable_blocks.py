@@ -54,7 +54,9 @@ class PlacedBlock:
         """The same, with NaN and infinity apart."""
         if name not in self.split:
             self.split[name] = definition.split(self.arrays[name])
-        return Values(*(None if x is None else x[:, :, self._along(name)] for x in self.split[name]))
+        finite, others = self.split[name]
+        along = self._along(name)
+        return finite[:, :, along], None if others is None else others[:, :, along]
 
     def _along(self, name: str) -> slice:
         return self.place.keys if name in _OF_KEYS else self.place.rows
