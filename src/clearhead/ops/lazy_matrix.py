@@ -23,11 +23,16 @@ from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
-class NeverStored(NDArrayOperatorsMixin):
-    """Refuses what would need every number of a matrix, and says what to call instead."""
+class LazyMatrix(NDArrayOperatorsMixin):
+    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says what a tile and a product need.
 
+    words     what its numbers are called, and what to ask for instead of too many of them
+    instead   what to call for what would need every number, which is refused
+    """
+
+    words: tuple[str, str]
     instead: str
-    __getitem__: Any
+    _engine: Engine
 
     if TYPE_CHECKING:  # each subclass has these
 
@@ -36,6 +41,18 @@ class NeverStored(NDArrayOperatorsMixin):
 
         @property
         def dtype(self) -> np.dtype[Any]: ...
+
+        @property
+        def call(self) -> Call: ...
+
+        @property
+        def observe(self) -> Any: ...
+
+        def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State | Terms:
+            """What the engine must know of these rows to compute a tile of these keys; None is all."""
+
+        def _multiply(self, columns: Array, *, transposed: bool) -> Array:
+            """The product with columns (batch, one of the numbers of heads, queries or keys, d)."""
 
     else:  # a type checker would take every misspelt name for one of these
 
@@ -87,32 +104,8 @@ class NeverStored(NDArrayOperatorsMixin):
         hint = f"{self.instead}; np.asarray stores all {self.size:,} numbers."
         return DtypeError(f"{name} would need every number of {self!r}.", hint)
 
-
-class LazyMatrix(NeverStored):
-    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says what a tile and a product need.
-
-    words   what its numbers are called, and what to ask for instead of too many of them
-    """
-
-    words: tuple[str, str]
-    _engine: Engine
-
-    if TYPE_CHECKING:
-
-        @property
-        def call(self) -> Call: ...
-
-        @property
-        def observe(self) -> Any: ...
-
-        def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State | Terms:
-            """What the engine must know of these rows to compute a tile of these keys; None is all."""
-
-        def _multiply(self, columns: Array, *, transposed: bool) -> Array:
-            """The product with columns (batch, one of the numbers of heads, queries or keys, d)."""
-
     @property
-    def T(self) -> "TransposedMatrix":  # noqa: N802
+    def T(self) -> "LazyMatrix":  # noqa: N802
         """The last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
         return TransposedMatrix(self)
 
@@ -161,7 +154,7 @@ class LazyMatrix(NeverStored):
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
         >>> A.top(2).indices.tolist(), A.cut_effects(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2).indices.tolist()
-        ([[0, -1], [1, 0], [2, 0]], [[0, -1], [0, 1], [2, 1]])
+        ([[0, -1], [1, 0], [2, 0]], [[0, -1], [1, 0], [2, 1]])
         """
         return self.observe(top=0 if k is None else k).top  # None would ask for nothing
 
@@ -175,7 +168,7 @@ class LazyMatrix(NeverStored):
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
         >>> A.image(1, 1), A.cut_effects(np.array([2.0, 6.0]), np.ones(2)).image(1, 1).largest
-        (array([[0.5]]), array([[-2.]]))
+        (array([[0.5]]), array([[2.]]))
         """
         return self.observe(image=(height, width)).image
 
@@ -230,10 +223,15 @@ class LazyMatrix(NeverStored):
         return self.call.restore(to_device_of(x, self.call.q) if isinstance(x, np.ndarray) else x)
 
 
-class TransposedMatrix(NeverStored):
+class TransposedMatrix(LazyMatrix):
     """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
     T, mT     the matrix itself
+    A.T[…]    A[…] with its last two axes swapped
+    A.T @ g   Σ_i a_ij·g_i: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads,
+              keys, d) in the weights' dtype. O(queries·keys·(d_k + d)) time, less where blocks of rows of g are zero
+
+    Indices and errors as in the matrix.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
@@ -242,8 +240,13 @@ class TransposedMatrix(NeverStored):
     """
 
     def __init__(self, matrix: LazyMatrix) -> None:
-        self.T = self.mT = matrix
-        self.instead = matrix.instead
+        self._matrix, self.instead = matrix, matrix.instead
+
+    @property
+    def T(self) -> LazyMatrix:  # noqa: N802
+        return self._matrix
+
+    mT = T  # noqa: N815
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,19 +260,11 @@ class TransposedMatrix(NeverStored):
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.T!r}"
 
-    def __getitem__(self, key: Any) -> Any:
-        """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""
-        return self.T._by_index(key, transposed=True)
+    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
+        return self.T._by_index(key, transposed=not transposed)
 
-    def __matmul__(self, g: Any) -> Any:
-        """Aᵀ·g: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads, keys, d).
-
-        The result is in the weights' dtype. For a sharded sequence, g holds this rank's queries and the result this
-        rank's keys, summed over the queries of all ranks. Raises ShapeError or DtypeError for a g that does not fit,
-        SizeError when the result does not fit in memory. O(queries·keys·(d_k + d)) time, less where blocks of rows of
-        g are zero; O(queries + keys) memory.
-        """
-        return self.T._product(g, transposed=True)
+    def _product(self, x: Any, *, transposed: bool = False) -> Any:
+        return self.T._product(x, transposed=not transposed)
 
 
 def read_index(
