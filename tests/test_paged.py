@@ -106,9 +106,9 @@ def batches(draw: st.DrawFn) -> Batch:
     )  # fmt: skip
 
 
-@given(batch=batches(), threads=st.sampled_from([1, 2]))
-def test_every_request_has_the_bits_it_has_alone(batch: Batch, threads: int):
-    check_each_alone(batch, num_threads=threads)
+@given(batch=batches())
+def test_every_request_has_the_bits_it_has_alone(batch: Batch):
+    check_each_alone(batch)
 
 
 LARGE = {

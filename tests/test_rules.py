@@ -43,7 +43,7 @@ from problems import Case, cases, every_rule, examples
 from seeds import fresh
 
 ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
-SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "num_threads", "rows", "cols")
+SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "rows", "cols")
 KEPT = {"described"}  # made of the others when it is first asked for
 SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7, "query_spans": 6, "key_spans": 8}
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from threading import Lock
-from types import NoneType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -36,7 +35,6 @@ class Given(NamedTuple):
     k: Any
     rules: Rules
     engine: str | None = None
-    num_threads: int | None = None
 
 
 class Call:
@@ -96,7 +94,7 @@ class Call:
         """What a caller would give for this call, with 4 axes."""
         rules: Any = self.problem.keywords()
         rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
-        return Given(self.restore(self.q), self.restore(self.k), rules, engine, self.problem.num_threads)
+        return Given(self.restore(self.q), self.restore(self.k), rules, engine)
 
     def with_values(self, v: Array | None) -> "Call":
         """Replace the values."""
@@ -135,26 +133,25 @@ class Call:
         return Call(problem, q[:, :, rows][batch], k[:, :, cols][batch], values, self.restore)
 
 
-def known(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Problem | None:
+def known(q: Any, k: Any, v: Any, rules: Rules) -> Problem | None:
     """The problem that `describe` reads, where it was read before and nothing but the arrays' shapes is to be asked."""
     if rules and not all(map(is_number, rules.values())):
         return None
-    bare = not rules and num_threads is None
-    key = key_of(q, k, v) if bare else _key(q, k, v, rules, num_threads)
+    key = _key(q, k, v, rules) if rules else key_of(q, k, v)
     return None if key is None else _problems.get(key)  # a compiler would compile anew for each problem that it read
 
 
-def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:
+def describe(q: Any, k: Any, v: Any, rules: Rules) -> Call:
     """Read and validate all arguments of a call before any work; every public call comes through here.
 
     q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v) or None; 2-D is one head.
 
     Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
-    one device, RuleError for a wrong value of a rule or of num_threads, UnknownNameError for a keyword that is no rule.
+    one device, RuleError for a wrong value of a rule, UnknownNameError for a keyword that is no rule.
     O(1), plus reading the rules that are arrays. What plain numbers say is read once for each combination of shapes.
     """
     numbers, arrays = (apart(rules) or (None, rules)) if rules else (rules, rules)
-    key = None if numbers is None else _key(q, k, v, numbers, num_threads)
+    key = None if numbers is None else _key(q, k, v, numbers)
     problem = _problems.get(key)
     if problem is not None:
         problem = with_arrays(problem, arrays) if arrays else problem
@@ -166,7 +163,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
     of_v = None if v is None else as_array(autocast(v), "v", device)[0]
     shapes, dtypes = zip(*((x.shape, x.dtype) for x in (of_q, of_k, of_v) if x is not None), strict=True)
     library, told = "torch" if torch_of(q) else "", rules if numbers is None else numbers
-    problem = problem_of(shapes, dtypes, device, library, num_threads, told)
+    problem = problem_of(shapes, dtypes, device, library, told)
     if key is not None:
         with _writing:
             if len(_problems) >= _MOST:
@@ -179,18 +176,16 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
     return Call(problem, heads_first(of_q), heads_first(of_k), None if of_v is None else heads_first(of_v), restore)
 
 
-def _key(q: Any, k: Any, v: Any, numbers: Rules, num_threads: Any) -> Hashable:
+def _key(q: Any, k: Any, v: Any, numbers: Rules) -> Hashable:
     """What makes two calls have one problem but for rules that are arrays; None where q, k or v need a closer look."""
     key = key_of(q, k, v)
-    if key is None or (not numbers and num_threads is None):
+    if key is None or not numbers:
         return key
-    if type(num_threads) not in (int, NoneType):
-        return None
-    return (key, num_threads, *numbers.items(), *map(type, numbers.values()))  # True equals 1
+    return (key, *numbers.items(), *map(type, numbers.values()))  # True equals 1
 
 
-def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Call:
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules) -> Call:
     """As `describe`, for calls that need v. Raises DtypeError where v is None."""
     if v is None:
         as_array(v, "v")  # raises: it is no array
-    return describe(q, k, v, rules, num_threads)
+    return describe(q, k, v, rules)

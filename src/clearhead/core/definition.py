@@ -291,7 +291,8 @@ def others_of(masked: Any, along: Any) -> Others:
     rest = xp.where(best == beside(np.arange(masked.shape[-1]), masked), -np.inf, masked)
     state, shares = softmax(rest)
     mean = xp.where(xp.isneginf(rest), 0.0, shares * along).sum(axis=-1)
-    return Others(xp.where(seen, best[..., 0], -1), logit, xp.where(seen, term, 0.0), *state, mean)
+    strongest = {"strongest": xp.where(seen, best[..., 0], -1), "logit": logit, "term": xp.where(seen, term, 0.0)}
+    return {**strongest, **state._asdict(), "others": mean}
 
 
 # First derivatives; Upstream in engines/base.py has the formula

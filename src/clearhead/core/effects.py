@@ -11,9 +11,9 @@ Where a cut edge's weight moves to the row's sink instead, e_ij = a_ij·(g_i·v_
 sinks: contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -33,24 +33,19 @@ def read_rest(rest: Any) -> Rest:
     return cast("Rest", rest)
 
 
-class Others(NamedTuple):
-    """Each row's key of the largest logit, and what all its other keys answer, (batch, heads, queries) each.
+Others = Mapping[str, Array]  # each row's strongest key and what all its other keys answer, by the names of `no_keys`
 
-    The arrays are float64 but for the index, in the CPU's memory, and without sinks.
+
+def no_keys(shape: tuple[int, ...]) -> dict[str, Array]:
+    """What an engine's `others` answers for rows that see no key, float64 but for the index, without sinks.
+
+    strongest         the index of the key with the largest logit, of equal ones the earlier; -1 where there is none
+    logit, term       its logit and its t
+    largest, log_sum  the state of the other keys' logits
+    others            the mean of the other keys' t, by their own softmax
     """
-
-    strongest: Array  # the index of the key with the largest logit, the earlier one of equal logits; -1: no key is seen
-    logit: Array  # its logit; -inf where no key is seen
-    term: Array  # its t
-    largest: Array  # the state of the other keys' logits; -inf and 0 where there are none
-    log_sum: Array
-    others: Array  # the mean of the other keys' t, by their own softmax; 0 where there are none
-
-
-def no_keys(shape: tuple[int, ...]) -> Others:
-    """The state of rows that see no key."""
-    nothing = [np.full(shape, x) for x in (-np.inf, 0.0, -np.inf, 0.0, 0.0)]
-    return Others(np.full(shape, -1), *nothing)
+    numbers = {"logit": -np.inf, "term": 0.0, "largest": -np.inf, "log_sum": 0.0, "others": 0.0}
+    return {"strongest": np.full(shape, -1)} | {name: np.full(shape, x) for name, x in numbers.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,14 +79,14 @@ class Terms:
 @np.errstate(invalid="ignore", over="ignore")
 def terms_of_cuts(others: Others, sinks: Array | None, state: State) -> Terms:
     """The terms of cuts from each row's others and its state, on the device of the state; sinks (heads,)."""
-    seen = others.strongest >= 0
-    rest = State(others.largest, others.log_sum), others.others
+    seen = others["strongest"] >= 0
+    rest = State(others["largest"], others["log_sum"]), others["others"]
     if sinks is not None:
         sink = np.where(seen, sinks[:, None], -np.inf)
         rest = joined(rest, alone(sink, np.zeros(sink.shape)))
-    _, whole = joined(alone(others.logit, others.term), rest)
+    _, whole = joined(alone(others["logit"], others["term"]), rest)
     numbers = (np.where(seen, whole, 0), rest[1])
-    made = [*(x.astype(state.largest.dtype) for x in numbers), others.strongest]
+    made = [*(x.astype(state.largest.dtype) for x in numbers), others["strongest"]]
     return Terms("cut", state, *(to_device_of(x, state.largest) for x in made))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, named
-from clearhead.core.rule_values import Extent, Window, read_threads
+from clearhead.core.rule_values import Extent, Window
 from clearhead.core.rules import FIELDS, RULES, Rules, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
 
@@ -34,7 +34,6 @@ class Problem:
     dtype: np.dtype[Any]
     device: str  # where the arrays are: "cpu", "cuda:0", …
     library: str  # whose arrays the caller gave: "torch", or "" for all others
-    num_threads: int | None  # at most so many, the calling one included; None: as many as set_num_threads says
     rows: range  # the indices of these queries and keys in the whole matrix, in which positions are counted
     cols: range
     scale: Array  # (heads,)
@@ -154,9 +153,8 @@ _fields = attrgetter(*FIELDS)
 
 
 def problem_of(
-    shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype[Any]], device: str, library: str, num_threads: Any,
-    rules: Rules,
-) -> Problem:  # fmt: skip
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype[Any]], device: str, library: str, rules: Rules
+) -> Problem:
     """The problem of q, k and perhaps v of these shapes and dtypes, with everything checked."""
     q, k, *v = shapes
     check_shapes(q, k, v[0] if v else None)
@@ -164,7 +162,7 @@ def problem_of(
     sizes = Extent(tuple(q[:-2]), q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], device)
     return Problem(
         prefix=sizes.prefix, batch=prod(sizes.lead), heads=sizes.heads, kv_heads=k[-3] if len(k) > 2 else 1,
-        d_k=sizes.d_k, dtype=dtypes[0], device=device, library=library, num_threads=read_threads(num_threads),
+        d_k=sizes.d_k, dtype=dtypes[0], device=device, library=library,
         rows=range(sizes.queries), cols=range(sizes.keys), **read(rules, sizes),
     )  # fmt: skip
 

@@ -71,11 +71,6 @@ def whole_number(
     return int(value)
 
 
-def read_threads(value: Any) -> int | None:
-    """Read a number of threads for one call; None leaves it to set_num_threads. Raises RuleError."""
-    return None if value is None else whole_number("num_threads", value, 1, MOST_THREADS, "num_threads=2")
-
-
 def read_place(name: str, value: Any, size: int) -> int:
     """Read an index into `size` places; a negative one counts from the end. Raises SelectionError."""
     if not is_whole(value):

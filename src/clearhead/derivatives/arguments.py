@@ -40,7 +40,6 @@ class Task(NamedTuple):
     right: int | None = None
     query_offset: int | None = None
     engine: str | None = None
-    num_threads: int | None = None
     top: int = 0
     height: int = 0  # of the image
     width: int = 0
@@ -108,7 +107,7 @@ def read(
     x |= zip(LABELS, map(torch.as_tensor, wanted.get("groups", ())), strict=False)
     height, width = wanted.get("image", (0, 0))
     task = Task(
-        answers, **numbers, engine=given.engine, num_threads=given.num_threads, top=wanted.get("top", 0),
+        answers, **numbers, engine=given.engine, top=wanted.get("top", 0),
         height=height, width=width, start=queries.start, stop=queries.stop, step=queries.step,
     )  # fmt: skip
     return task, x

@@ -138,7 +138,7 @@ def answer(task: Task, x: Tensors) -> Tensors:
         return _gradient(task, x)
     if task.answers == _USUAL and task.engine is None and task.queries == slice(None):
         inputs = x["q"], x["k"], x["v"]
-        found = known(*inputs, task.rules(x), task.num_threads)
+        found = known(*inputs, task.rules(x))
         if found is not None and native.usable(found):
             made = native.output(found, *inputs, state=True)
             if made is not None:
@@ -161,7 +161,7 @@ def _whole(task: Task, x: Tensors) -> Call:
     """The call of a task, with all queries; v may have a head for each key head or for each query head."""
     v = x.get("v")
     usual = v is not None and v.shape[:-1] == x["k"].shape[:-1]
-    call = describe(x["q"], x["k"], v if usual else None, task.rules(x), task.num_threads)
+    call = describe(x["q"], x["k"], v if usual else None, task.rules(x))
     if v is None or usual:
         return call
     return call.with_values(values_of(call.problem, v, call.problem.kv_heads, call.problem.heads))

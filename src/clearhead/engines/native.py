@@ -102,9 +102,8 @@ def usable(problem: Problem) -> bool:
 
 def run(name: str, problem: Problem, *arguments: Any) -> None:
     """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
-    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
     try:
-        getattr(kernel, name)(threads, described(problem), *arguments)
+        getattr(kernel, name)(get_num_threads(), described(problem), *arguments)
     except MemoryError:
         raise SizeError(
             "what the kernel needs to work in is larger than the machine's memory.",
@@ -117,8 +116,7 @@ def output(problem: Problem, q: Any, k: Any, v: Any, *, state: bool = False) -> 
 
     With `state` a tuple of the output and the two arrays of the rows' states.
     """
-    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
-    return kernel.output(threads, problem.described or described(problem), q, k, v, state)
+    return kernel.output(get_num_threads(), problem.described or described(problem), q, k, v, state)
 
 
 def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:
@@ -333,5 +331,5 @@ def others(call: Call, g: Array) -> Others:
     """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
     problem = call.problem
     results = no_keys((problem.batch, problem.heads, problem.queries))
-    run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results._asdict())
+    run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results)
     return results

@@ -164,8 +164,8 @@ def others(call: Call, g: Array) -> Others:
     result = no_keys((*call.q.shape[:2], call.problem.queries))
     for part, a in matrices(call, v=call.v, g=g):
         found = definition.others_of(a.masked, part.along())
-        for array, x in zip(result, found._replace(strongest=part.among_all(found.strongest)), strict=True):
-            array[part.rows] = on_host(x)
+        for name, x in {**found, "strongest": part.among_all(found["strongest"])}.items():
+            result[name][part.rows] = on_host(x)
     return result
 
 

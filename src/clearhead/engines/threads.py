@@ -14,8 +14,7 @@ _chosen: int | None = None
 def set_num_threads(count: int) -> None:
     """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
 
-    A call reads the number once, when it starts: setting it while other threads compute changes their next calls. A
-    call with num_threads= of its own does not read it.
+    A call reads the number once, when it starts: setting it while other threads compute changes their next calls.
     Raises RuleError unless count is a whole number from 1 to 1,024.
 
     >>> import clearhead as ch

@@ -17,17 +17,13 @@ _OUTPUT = Wanted(output=True)
 
 
 @with_options
-def attention(
-    q: Any, k: Any, v: Any, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
-) -> Any:
+def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> Any:
     """softmax(scale·q·kᵀ + …)·v, exactly; the weights are never stored.
 
     q             (…, heads, queries, d_k), or (queries, d_k); float64, float32, bfloat16 or float16
     k             (…, kv_heads, keys, d_k); heads is a multiple of kv_heads
     v             (…, kv_heads, keys, d_v)
     engine        run this engine or raise EngineError with its reasons; None chooses the fastest that can
-    num_threads   use at most so many threads of the CPU, the calling one included, in this call and its backward pass;
-                  None: set_num_threads'. The engines other than `native` use one. No bit depends on it
     scale         default 1/√d_k; one number, or (heads,)
     softcap       c: scores become c·tanh(s/c)
     bias          float, broadcasts to (…, heads, queries, keys); -inf forbids, and ±2^127 is the most that it adds
@@ -64,7 +60,7 @@ def attention(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    problem = known(q, k, v, rules, num_threads)
+    problem = known(q, k, v, rules)
     if problem is not None and engine is None and native.usable(problem):
         output = native.output(problem, q, k, v)
         if output is not None:
@@ -72,8 +68,8 @@ def attention(
     elif problem is None and graphed(q, k, v, *flat(rules).values()):
         if v is None:
             as_array(v, "v")  # raises: it is no array
-        return recorder_of(q).mix(Given(q, k, rules, engine, num_threads), v)
-    call = describe_whole(q, k, v, rules, num_threads)
+        return recorder_of(q).mix(Given(q, k, rules, engine), v)
+    call = describe_whole(q, k, v, rules)
     chosen = engines.chosen(call.problem, engine)
     output = native.output(call.problem, *call.given) if chosen is native and call.given is not None else None
     if output is not None:
@@ -95,9 +91,7 @@ def recorder_of(q: Any) -> ModuleType:
 
 
 @with_options
-def plan(
-    q: Any, k: Any, v: Any = None, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
-) -> engines.Plan:
+def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: Unpack[Rules]) -> engines.Plan:
     """Which engine `attention` takes for these inputs, and why each faster one cannot run; nothing is computed.
 
     Parameters and errors as `attention`; v may be left out. Returns a Plan: `engine` is the chosen engine's name,
@@ -110,4 +104,4 @@ def plan(
     engine: portable
     """
     with ungraphed():
-        return engines.choose(describe(q, k, v, rules, num_threads).problem, engine)
+        return engines.choose(describe(q, k, v, rules).problem, engine)

@@ -38,8 +38,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
-    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is. engine
-    and num_threads, as in `attention`, hold for whatever is computed of it.
+    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
+    `engine`, as in `attention`, holds for whatever is computed of it.
 
     Creating it computes nothing. Each row's state, whose sum is the log-sum-exp, is computed once, when first needed,
     and kept: O(queries) memory.
@@ -77,17 +77,16 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         *,
         logsumexp: Any = None,
         engine: str | None = None,
-        num_threads: int | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        given = Given(q, k, rules, engine, num_threads)
+        given = Given(q, k, rules, engine)
         self._given: Given | None = given
         self._edits: tuple[str, ...] = ()
         self._call: Call | None = None
         self._state: State | None = None
         self._recorder = self._recorder_with(logsumexp)
         if self._recorder is None:
-            self._hold(describe(q, k, None, rules, num_threads), engine)
+            self._hold(describe(q, k, None, rules), engine)
             if logsumexp is not None:
                 self._state = checked(self.call, self._engine, logsumexp)
         else:
@@ -110,8 +109,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return made
 
     def _edited(self, words: str, edit: Edit) -> Self:
-        q, k, rules, engine, num_threads = self._given or self.call.as_given(self._asked_engine)
-        made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
+        q, k, rules, engine = self._given or self.call.as_given(self._asked_engine)
+        made = type(self)(q, k, engine=engine, **edit(q, rules))
         made._edits = (*self._edits, words)
         return made
 
@@ -129,8 +128,8 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
             if recorder is not None:
                 raise recorder.refused(self._given, what, instead)
             if self._call is None:
-                q, k, rules, engine, num_threads = self._given
-                self._hold(describe(q, k, None, rules, num_threads), engine)
+                q, k, rules, engine = self._given
+                self._hold(describe(q, k, None, rules), engine)
         assert self._call is not None
         return self._call
 

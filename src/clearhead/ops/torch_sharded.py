@@ -77,7 +77,7 @@ class _Shards:
         q, k, rules, *_ = given
         self.q, self.k = q, k
         self.rules = flat(rules)
-        self.problem = _described(q, k, None, self.rules, given.num_threads)
+        self.problem = _described(q, k, None, self.rules)
         self.queries = q.ndim - 2  # the number of that axis
         self.split = [place.dim if isinstance(place, Shard) else None for place in q.placements]  # by the mesh's axes
         axes = [axis for axis in self.split if axis is not None]
@@ -102,7 +102,7 @@ class _Shards:
     def observe(self, v: Any, asked: Mapping[str, Any], queries: slice) -> Observation:
         axes = self._axes("batch", "kv_heads", "keys", "")
         if v is not None:
-            _described(self.q, self.k, v, {}, None)
+            _described(self.q, self.k, v, {})
             self._check_fits("v", v, axes)
         want = wanted(self.problem, asked, output=v is not None)
         self._check_asked(want, v, queries)
@@ -116,8 +116,7 @@ class _Shards:
         if graphed(q, k, values, *flat(part.rules).values()):
             seen = torch_recorded.observe(part, values, local, queries)
         else:
-            engine = {"engine": part.engine, "num_threads": part.num_threads}
-            matrix = load("ops.matrix").AttentionMatrix(q, k, **engine, **part.rules)
+            matrix = load("ops.matrix").AttentionMatrix(q, k, engine=part.engine, **part.rules)
             seen = matrix.observe(values, queries=queries, **local)
         rows = len(range(self.problem.queries)[queries])
         width = 0 if v is None else v.shape[-1]
@@ -238,7 +237,7 @@ class _Shards:
         return DTensor.from_local(x, self.q.device_mesh, places, shape=torch.Size(shape), stride=strides)
 
 
-def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any], num_threads: int | None) -> Problem:
+def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any]) -> Problem:
     """The problem of the whole, with zeros that take no memory in place of a DTensor's numbers."""
 
     def blank(x: Any) -> Any:
@@ -246,7 +245,7 @@ def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any], num_threads: in
 
     with torch.no_grad():
         whole = joined({name: blank(x) for name, x in rules.items()})
-        return describe(blank(q), blank(k), blank(v), whole, num_threads).problem
+        return describe(blank(q), blank(k), blank(v), whole).problem
 
 
 def _local_ranges(name: str, x: DTensor) -> list[range]:

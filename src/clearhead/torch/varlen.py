@@ -65,7 +65,6 @@ def varlen_attn(
     alibi_slopes: Any = None,
     sinks: Any = None,
     engine: str | None = None,
-    num_threads: int | None = None,
     **asked: Unpack[Asked],
 ) -> Any:
     """`torch.nn.attention.varlen.varlen_attn` on the CPU, with statistics: a ragged batch of requests in one call.
@@ -83,7 +82,7 @@ def varlen_attn(
     window_size   (left, right) keys around a query's position, -1 for no limit; (-1, 0) is causal. A request's last
                   query stands at its last key
     enable_gqa    key heads may be fewer; query head h reads key head h // group
-    scale, softcap, alibi_slopes, sinks, engine, num_threads   as in `clearhead.attention`
+    scale, softcap, alibi_slopes, sinks, engine   as in `clearhead.attention`
     asked         logsumexp, max_logit, entropy, distance, diagonal, received (each True), top=k
 
     Returns the output, (tokens, heads, d_v), in query's dtype; with `return_aux=AuxRequest(lse=True)` also the
@@ -106,7 +105,7 @@ def varlen_attn(
     tensors = query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
     want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
     rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
-    results = _checked(tensors, enable_gqa, rules, engine, num_threads, want)
+    results = _checked(tensors, enable_gqa, rules, engine, want)
     if asked:
         return observation(results, len(query), int(key.shape[0]), sinks=sinks is not None)
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
@@ -129,7 +128,6 @@ def varlen_matrix(
     alibi_slopes: Any = None,
     sinks: Any = None,
     engine: str | None = None,
-    num_threads: int | None = None,
 ) -> AttentionMatrix:
     """The attention matrix of one request of a ragged batch, (heads, queries, keys): any weight of it, never stored.
 
@@ -156,7 +154,7 @@ def varlen_matrix(
         rules["logsumexp"] = known[start:stop].T
     local = q[start:stop], _keys_of(k, layout, place)
     return AttentionMatrix(
-        *(restore(x.swapaxes(0, 1)) for x in local), engine=engine, num_threads=num_threads,
+        *(restore(x.swapaxes(0, 1)) for x in local), engine=engine,
         query_offset=int(layout.lengths[place]) - (stop - start), **rules,
     )  # fmt: skip
 
@@ -225,10 +223,10 @@ def _ends(name: str, value: Any, count: int, of: str) -> Array:
     return ends
 
 
-def _problem(q: Array, k: Array, v: Array, queries: int, keys: int, num_threads: int | None, rules: Any) -> Problem:
+def _problem(q: Array, k: Array, v: Array, queries: int, keys: int, rules: Any) -> Problem:
     """The problem of a request with so many queries and keys."""
     shapes = [(x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys))]
-    return problem_of(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", num_threads, rules)
+    return problem_of(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", rules)
 
 
 def _keys_of(x: Array, layout: Layout, request: int) -> Array:
@@ -239,13 +237,11 @@ def _keys_of(x: Array, layout: Layout, request: int) -> Array:
     return x[place[: -(-count // x.shape[1])]].reshape(-1, *x.shape[2:])[:count]
 
 
-def _checked(
-    tensors: Tensors, enable_gqa: Any, rules: Any, engine: str | None, num_threads: int | None, want: Wanted
-) -> dict[str, Any]:
+def _checked(tensors: Tensors, enable_gqa: Any, rules: Any, engine: str | None, want: Wanted) -> dict[str, Any]:
     """The answers by name."""
     (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
     layout = _layout(q, k, v, tensors[3:], enable_gqa)
-    problem = _problem(q, k, v, 1, 1, num_threads, rules)
+    problem = _problem(q, k, v, 1, 1, rules)
     chosen = engines.get(engines.choose(problem, engine, want).engine)
     whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
     check_room(whole, want, v.shape[-1])
@@ -271,7 +267,7 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
         return [None if x is None else torch.from_numpy(x) for x in arrays]
 
     (a, _), (b, _), (c, _) = (as_array(x.view(dtype), name) for x, name in zip(tensors(q, k, v), _NAMES, strict=True))
-    problem = _problem(a, b, c, 1, 1, None, read)
+    problem = _problem(a, b, c, 1, 1, read)
     chosen = engines.get(engines.choose(problem, None, want).engine)
     room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
     kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
@@ -283,7 +279,7 @@ def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, 
             return answers
         arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
         wanted = replace(want, output=output is not None)
-        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, num_threads=None, want=wanted)
+        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, want=wanted)
         if output is not None:
             output[:] = read_bits(results.pop("output"))
         return {name: x.numpy() for name, x in results.items()}
@@ -300,7 +296,7 @@ def _one_by_one(
     for request, (start, stop) in enumerate(pairwise(layout.starts.tolist())):
         count = int(layout.lengths[request])
         offset = {"query_offset": count - (stop - start)}
-        one = _problem(q, k, v, stop - start, count, None, rules | offset)
+        one = _problem(q, k, v, stop - start, count, rules | offset)
         local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
         a, b, c = (x[None].swapaxes(1, 2) for x in local)
         answers = engines.answer(engine, Call(one, a, b, c), want)
