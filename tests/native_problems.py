@@ -13,7 +13,7 @@ from clearhead.core import definition
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.call import describe
 from clearhead.core.state import State
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native, portable
 from clearhead.engines.base import Upstream, room_for_ragged
 
@@ -81,7 +81,7 @@ def strided(rng: np.random.Generator, x: Any) -> Any:
 
 def wanted(rng: np.random.Generator, n: int, m: int, batch: int) -> Wanted:
     labels = rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m))
-    groups = Groups(*labels, (int(labels[0].max(initial=-1)) + 1, int(labels[1].max(initial=-1)) + 1))
+    groups = (*labels, (int(labels[0].max(initial=-1)) + 1, int(labels[1].max(initial=-1)) + 1))
     return Wanted(
         output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=int(rng.choice([1, 3, 8])),
         received=True, peak=True, image=(int(rng.integers(1, 9)), int(rng.integers(1, 9))), groups=groups,

@@ -25,7 +25,7 @@ from cause_problems import (
 from clearhead.core import definition
 from clearhead.core.axes import Array
 from clearhead.core.effects import Terms, terms_of_cuts
-from clearhead.core.statistics import Groups, Wanted
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native, state_of
 from problems import Case, cases, draw_layout, examples, on_every_engine
 from seeds import fresh, normal
@@ -242,7 +242,7 @@ def test_sums_are_those_of_the_tile(drawn: Drawn) -> None:
         "groups": (members[0], members[1].T),
         "image_mean": (areas(7, n), areas(11, m).T),
     }
-    groups = Groups(*(np.broadcast_to(x, (problem.batch, len(x))) for x in labels), (3, 4))
+    groups = (*(np.broadcast_to(x, (problem.batch, len(x))) for x in labels), (3, 4))
     result = drawn.effects(by_key=True, by_query=True, image=(7, 11), groups=groups)
     for name, (left, right) in sides.items():
         allowed = 128 * eps * (left @ np.abs(wide) @ right) + 200 * eps * np.abs(wide).max() + 1e-37

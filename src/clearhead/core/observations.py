@@ -138,7 +138,7 @@ def read_groups(problem: Problem, value: Any) -> Groups:
     """Read (query_groups, key_groups): one label per token, below 0 for none. Raises as `wanted`."""
     sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
     queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
-    return Groups(queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1))
+    return queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1)
 
 
 def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:

@@ -59,18 +59,12 @@ class Top(NamedTuple):
     weights: Any
     indices: Any
 
-    def __repr__(self) -> str:
-        return brief("Top", self._asdict())
-
 
 class Ranked(NamedTuple):
     """Each query's first effects in some order, and the keys they fall on; 0 and -1 where there are fewer."""
 
     values: Any
     indices: Any
-
-    def __repr__(self) -> str:
-        return brief("Ranked", self._asdict())
 
 
 class Strongest(NamedTuple):
@@ -81,9 +75,6 @@ class Strongest(NamedTuple):
     query: Any
     key: Any
     value: Any
-
-    def __repr__(self) -> str:
-        return brief("Strongest", self._asdict())
 
     def _repr_html_(self) -> str:
         shown: str = load("view.objects").html_of(self)
@@ -96,9 +87,9 @@ class SignedImage(NamedTuple):
     mean: Any
     largest: Any
 
-    def __repr__(self) -> str:
-        return brief("SignedImage", self._asdict())
 
+for _kind in (Top, Ranked, Strongest, SignedImage):
+    setattr(_kind, "__repr__", lambda self: brief(type(self).__name__, self._asdict()))  # noqa: B010
 
 _PICTURE, _TABLE = ("heads", "height", "width"), ("heads", "query groups", "key groups")
 _VALUES, _RANKED = (*PER_QUERY, "d_v"), (*PER_QUERY, "k")
@@ -160,12 +151,7 @@ class AskedEffects(TypedDict, total=False):
     groups: tuple[Any, Any] | None
 
 
-class Groups(NamedTuple):
-    """Which span each query and each key belongs to, and how many spans there are."""
-
-    queries: Array  # labels, (batch, queries)
-    keys: Array  # (batch, keys)
-    counts: tuple[int, int]
+Groups = tuple[Array, Array, tuple[int, int]]  # labels (batch, queries) and (batch, keys), how many of each
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,7 +182,7 @@ class Wanted:
     def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
         height, width = self.image or (0, 0)
-        rows, columns = (0, 0) if self.groups is None else self.groups.counts
+        rows, columns = (0, 0) if self.groups is None else self.groups[2]
         each = {"height": height, "width": width, "query groups": rows, "key groups": columns, "k": getattr(self, name)}
         return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in STATISTICS[name].axes)
 
@@ -212,7 +198,8 @@ class Wanted:
         """The same request for some queries only: of the queries' labels, theirs are kept."""
         if self.groups is None:
             return self
-        return replace(self, groups=self.groups._replace(queries=self.groups.queries[:, as_slice(queries)]))
+        labels, keys, counts = self.groups
+        return replace(self, groups=(labels[:, as_slice(queries)], keys, counts))
 
 
 def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:

@@ -2,9 +2,8 @@
 
 attention          attention() and plan()
 matrix             AttentionMatrix
-lazy_matrix        what NumPy may ask of a matrix that is never stored
-observable         one method for each statistic
-causes             EffectMatrix: what each edge did, and whole spans
+lazy_matrix        what weights and effects have in common: indices, products, the transpose, what NumPy may ask
+causes             EffectMatrix: what each edge did
 edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one, a softcap for each head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged

@@ -12,6 +12,7 @@ import numpy as np
 
 from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
+from clearhead.core.namespace import astype, dtype_name, namespace, numbers_like
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import Extent, has_axes, is_whole, read_heads, read_number
 from clearhead.core.rules import RULES, Rules
@@ -174,19 +175,14 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     by = t.reshape(-1, *(1,) * (len(axes) - 1 - axes.index("heads"))) if len(t) > 1 else t[0]
     whole = "queries" in axes  # a bias, which may be large; it broadcasts again
     wide = np.float32 if whole and not str(q.dtype).endswith("float64") else np.float64
-    torch = torch_of(value)
-    x: Any = as_rule_array(value, name) if torch is None else value
+    x: Any = as_rule_array(value, name) if torch_of(value) is None else value
     x = unrepeated(x) if whole else x
     check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
-    if torch is None:
-        x = x.astype(np.promote_types(x.dtype, wide), copy=False)
-        largest = np.finfo(x.dtype).max
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.where(np.isinf(x), x, np.clip(x / by.astype(x.dtype), -largest, largest))
-    x = x.to(torch.promote_types(x.dtype, getattr(torch, np.dtype(wide).name)))
-    largest = torch.finfo(x.dtype).max
-    result = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)
-    return torch.where(torch.isinf(x), x, result)
+    dtype = np.promote_types(np.dtype(dtype_name(x)), wide)
+    x, largest = astype(x, dtype), float(np.finfo(dtype).max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = namespace(x).clip(x / numbers_like(by, x), -largest, largest)
+    return namespace(x).where(namespace(x).isinf(x), x, result)
 
 
 def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> SpanTerm:
