@@ -88,7 +88,6 @@ FORMS = [
     "A(mask=np.ones((n, 1), bool)).received()",
     "A(bias=np.zeros((1, n), np.float32))[n // 2]",
     "A()[:, 5]",
-    "A().T[7]",
 ]
 QUICK = FORMS[1], FORMS[8], FORMS[13]
 

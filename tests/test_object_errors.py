@@ -35,13 +35,13 @@ COPY = "expected integers, slices and `...`.\n\nhint: A[...][that] indexes a sto
 WHOLE = "expected a whole number from 1 up.\n\nhint: "
 FLOAT = "expected float64, float32, bfloat16 or float16."
 LABELS = np.zeros(6, int), np.zeros(5, int)
-STORED = f"hint: {ch.EffectMatrix.instead}; np.asarray stores all 240 numbers."
+STORED = f"hint: {ch.EffectMatrix.instead}; np.asarray of the matrix stores all 240 numbers."
 EFFECTS = "EffectMatrix(cut, batch 2, heads 4, queries 6, keys 5) float64"
 OBJECT: Errors = {  # of a matrix, and of one of its effects
     IndexError: {
         f"5 indices for 4 axes: {MATRIX}": lambda: A[0, 0, 0, 0, 0],
         f"index 4 is outside axis 1: {MATRIX}": lambda: A[0, 4],
-        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).": lambda: A.T[..., -7],
+        "the transpose is multiplied only, A.T @ g.\n\nhint: A[..., 3] is a column of the matrix.": lambda: A.T[..., 7],
         f"axis 0 is indexed by list: {COPY}": lambda: A[[0, 1]],
         "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)": observe(entropy=True, queries=3),
     },

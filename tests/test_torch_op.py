@@ -193,7 +193,6 @@ def test_without_a_graph_the_same_matrix_is_read_and_planned():
     matrix = ch.AttentionMatrix(q, k)
     with torch.no_grad():
         assert torch.equal(matrix[0, 1, 2:], ch.AttentionMatrix(q, k)[0, 1, 2:])
-        assert torch.equal(matrix.T[0, 1, 2:], matrix[0, 1].mT[2:])
         assert np.asarray(matrix).shape == matrix.shape
     assert str(ch.plan(q, k, v)) == str(ch.plan(q.detach(), k.detach(), v.detach()))
 
@@ -227,7 +226,7 @@ def refusals() -> list[Any]:
         pytest.param(lambda: ch.attention(q, k, v, sinks=slopes.to("meta")), DtypeError, "sinks is on device meta"),
         pytest.param(lambda: ch.attention(q, k, v, alibi_slopes=slopes).sum().backward(), RuleError, "alibi_slopes"),
         pytest.param(lambda: matrix[0], RuleError, "weights read by index have no derivative"),
-        pytest.param(lambda: np.asarray(matrix.T[0]), RuleError, "weights read by index have no derivative"),
+        pytest.param(lambda: np.asarray(matrix[0]), RuleError, "weights read by index have no derivative"),
     ]  # fmt: skip
 
 

@@ -15,7 +15,6 @@ QUERY = ("batch", "heads", "queries", "d_k")
 KEY = ("batch", "kv_heads", "keys", "d_k")
 VALUE = ("batch", "kv_heads", "keys", "d_v")
 WEIGHTS = ("batch", "heads", "queries", "keys")
-TRANSPOSED = ("batch", "heads", "keys", "queries")
 
 
 def named(shape: Sequence[int], axes: Sequence[str]) -> str:

@@ -65,19 +65,14 @@ def _of_system() -> int:
 
 
 def _of_groups() -> list[int]:
-    """What is left of the limits of control groups, version 2 and 1; empty where they set none."""
-    result = []
-    for folder, most, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            limit, taken = (Path(folder, name).read_text().strip() for name in (most, used))
-            cached = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-            result.append(int(limit) - int(taken) + int(cached.get("inactive_file", 0)))
-        except (OSError, ValueError):
-            continue  # no such group, or its limit is "max"
-    return result
+    """What is left of the limit of the process's control group; empty where that sets none."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, taken = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return []
+    return [limit - taken + int(cached.get("inactive_file", 0))]
 
 
 def _of_process() -> list[int]:

@@ -21,7 +21,6 @@ from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops.span_terms import SpanTerm, combined
 
-LARGEST = float(np.finfo(np.float32).max)  # of what `boost` adds: sums of these stay finite in float64
 SMALLEST_T = 1e-30  # a float32 number, and so is 1/t
 _T = "t=1.5 makes weights flatter, t=0.5 sharper."
 Edit = Callable[[Any, Rules], Rules]  # of q and the rules
@@ -68,7 +67,7 @@ class Editable:
         """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
 
         keys      as in `cut`
-        by        a number, at most 3.4e38; below 0 the keys get less
+        by        a number; below 0 the keys get less
         queries   as in `cut`; the rows in which that happens
 
         Returns a matrix as `cut` does. Raises RuleError for another value of `by`, and what `cut` raises.
@@ -82,8 +81,6 @@ class Editable:
         """
         hint = "A.cut(queries, keys) takes keys away altogether."
         amount = _number("by", by, hint)
-        if abs(amount) > LARGEST:
-            raise RuleError(f"by is {amount}: expected a number from -3.4e38 to 3.4e38.", hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
     def tempered(self, t: Any) -> Self:

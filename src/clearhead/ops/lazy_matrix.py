@@ -14,7 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from clearhead.core import room
 from clearhead.core.arrays import as_array, as_rule_array, to_device_of
-from clearhead.core.axes import TRANSPOSED, WEIGHTS, Array, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.effects import Terms
 from clearhead.core.observations import operand
@@ -101,15 +101,13 @@ class LazyMatrix(NDArrayOperatorsMixin):
         raise self._refusal("bool")
 
     def _refusal(self, name: str) -> DtypeError:
-        hint = f"{self.instead}; np.asarray stores all {self.size:,} numbers."
+        hint = f"{self.instead}; np.asarray of the matrix stores all {self.size:,} numbers."
         return DtypeError(f"{name} would need every number of {self!r}.", hint)
 
     @property
     def T(self) -> "LazyMatrix":  # noqa: N802
-        """The last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
+        """The last two axes swapped: (…, heads, keys, queries), for A.T @ g."""
         return TransposedMatrix(self)
-
-    mT = T  # noqa: N815
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights or effects by integers, slices with steps and Ellipsis; only those asked for are computed.
@@ -127,7 +125,24 @@ class LazyMatrix(NDArrayOperatorsMixin):
         >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(v, ones)[0, ::-1].round(3)
         array([1.058, 0.   , 0.471])
         """
-        return self._by_index(key)
+        call = self.call
+        problem = call.problem
+        ranges, shape = read_index(key, self.shape)
+        if 0 in shape:
+            tile = to_device_of(np.empty(shape, self.dtype), call.q)
+        else:
+            if prod(shape) * 8 > room.SMALL:
+                what, instead = self.words
+                size = prod(shape) * self.dtype.itemsize
+                room.check_room(f"{what} of shape {shape}", size, instead, problem.device)
+            *lead, rows, cols = ranges
+            *places, heads = lead or [range(1)]
+            batches = np.arange(problem.batch).reshape(problem.prefix[:-1])[np.ix_(*places)].reshape(-1)
+            every = heads == range(problem.heads) and np.array_equal(batches, np.arange(problem.batch))
+            chosen: tuple[Any, Any] = (None, None) if every else (batches, heads)
+            known = self._known(*chosen, rows, cols)
+            tile = self._engine.weights(call.take(*chosen, rows, cols), known).reshape(shape)
+        return call.restore(tile)
 
     def __matmul__(self, v: Any) -> Any:
         """A·v or E·v, (…, heads, queries, d_v); of weights the same bits as `attention`.
@@ -185,26 +200,6 @@ class LazyMatrix(NDArrayOperatorsMixin):
         """
         return self.observe(groups=(query_groups, key_groups)).groups
 
-    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
-        call = self.call
-        problem = call.problem
-        ranges, shape, swap = read_index(key, self.shape, transposed=transposed)
-        if 0 in shape:
-            tile = to_device_of(np.empty(shape, self.dtype), call.q)
-        else:
-            if prod(shape) * 8 > room.SMALL:
-                what, instead = self.words
-                size = prod(shape) * self.dtype.itemsize
-                room.check_room(f"{what} of shape {shape}", size, instead, problem.device)
-            *lead, rows, cols = ranges
-            *places, heads = lead or [range(1)]
-            batches = np.arange(problem.batch).reshape(problem.prefix[:-1])[np.ix_(*places)].reshape(-1)
-            every = heads == range(problem.heads) and np.array_equal(batches, np.arange(problem.batch))
-            chosen: tuple[Any, Any] = (None, None) if every else (batches, heads)
-            known = self._known(*chosen, rows, cols)
-            tile = self._engine.weights(call.take(*chosen, rows, cols), known).reshape(shape)
-        return call.restore(tile.swapaxes(-1, -2) if swap else tile)
-
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         problem = self.call.problem
         name, length, heads, result = "v", problem.keys, (problem.kv_heads, problem.heads), problem.queries
@@ -226,12 +221,11 @@ class LazyMatrix(NDArrayOperatorsMixin):
 class TransposedMatrix(LazyMatrix):
     """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
-    T, mT     the matrix itself
-    A.T[…]    A[…] with its last two axes swapped
+    T         the matrix itself, which has the index: A[..., 3] is a column
     A.T @ g   Σ_i a_ij·g_i: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads,
               keys, d) in the weights' dtype. O(queries·keys·(d_k + d)) time, less where blocks of rows of g are zero
 
-    Indices and errors as in the matrix.
+    Errors as of A @ v.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
@@ -246,8 +240,6 @@ class TransposedMatrix(LazyMatrix):
     def T(self) -> LazyMatrix:  # noqa: N802
         return self._matrix
 
-    mT = T  # noqa: N815
-
     @property
     def shape(self) -> tuple[int, ...]:
         *lead, queries, keys = self.T.shape
@@ -260,23 +252,18 @@ class TransposedMatrix(LazyMatrix):
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.T!r}"
 
-    def _by_index(self, key: Any, *, transposed: bool = False) -> Any:
-        return self.T._by_index(key, transposed=not transposed)
+    def __getitem__(self, key: Any) -> Any:
+        raise SelectionError("the transpose is multiplied only, A.T @ g.", "A[..., 3] is a column of the matrix.")
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         return self.T._product(x, transposed=not transposed)
 
 
-def read_index(
-    key: Any, shape: tuple[int, ...], *, transposed: bool = False
-) -> tuple[list[range], tuple[int, ...], bool]:
+def read_index(key: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[int, ...]]:
     """Read a basic index: what it picks along each axis of a matrix of this shape, and the shape of the tile.
-
-    transposed   it is an index into the transpose; the third answer says whether to swap the tile's last two axes
 
     Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
     """
-    axes, sizes = (TRANSPOSED, (*shape[:-2], shape[-1], shape[-2])) if transposed else (WEIGHTS, shape)
     parts = list(key) if isinstance(key, tuple) else [key]
     dots = [place for place, part in enumerate(parts) if part is Ellipsis] or [len(parts)]
     parts[dots[0] : dots[0] + 1] = []
@@ -284,17 +271,17 @@ def read_index(
     if len(dots) > 1:
         raise SelectionError("an index can have only one Ellipsis (`...`).")
     if absent < 0:
-        raise SelectionError(f"{len(parts)} indices for {len(shape)} axes: the matrix is {named(sizes, axes)}.")
+        raise SelectionError(f"{len(parts)} indices for {len(shape)} axes: the matrix is {named(shape, WEIGHTS)}.")
     parts[dots[0] : dots[0]] = [slice(None)] * absent
     ranges: list[range] = []
     tile: list[int | None] = []  # the length of each axis, None for one that goes
-    for axis, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
         try:
             if isinstance(part, bool):
                 raise TypeError
             picked: Any = range(size)[part if isinstance(part, slice) else as_index(part)]
         except IndexError:
-            what = f"index {part} is outside axis {axis}: the matrix is {named(sizes, axes)}."
+            what = f"index {part} is outside axis {axis}: the matrix is {named(shape, WEIGHTS)}."
             raise SelectionError(what) from None
         except Exception:  # a stranger's __index__ may raise anything
             raise SelectionError(
@@ -303,7 +290,4 @@ def read_index(
             ) from None
         ranges.append(picked if isinstance(part, slice) else range(picked, picked + 1))
         tile.append(len(picked) if isinstance(part, slice) else None)
-    swap = transposed and None not in tile[-2:]
-    if transposed:
-        ranges[-2:], tile[-2:] = ranges[:-3:-1], tile[:-3:-1]
-    return ranges, tuple(length for length in tile if length is not None), swap
+    return ranges, tuple(length for length in tile if length is not None)
