@@ -219,7 +219,7 @@ def unrepeated(x: Any, axes: int | None = None) -> Any:
     if not isinstance(x, np.ndarray) and torch_of(x) is None:
         return x
     steps = x.strides if isinstance(x, np.ndarray) else x.stride()
-    return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
+    return x[(*(slice(1) if step == 0 else slice(None) for step in steps[:axes]), ...)]
 
 
 def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -83,12 +83,12 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         self._given: Given | None = given
         self._edits: tuple[str, ...] = ()
         self._call: Call | None = None
-        self._state: State | None = None
+        self.known_state: State | None = None  # the rows' states, (batch, heads, queries) each, once they are computed
         self._recorder = self._recorder_with(logsumexp)
         if self._recorder is None:
             self._hold(describe(q, k, None, rules), engine)
             if logsumexp is not None:
-                self._state = checked(self.call, self._engine, logsumexp)
+                self.known_state = checked(self.call, self._engine, logsumexp)
         else:
             self._kind = self._recorder.check(given)
             if logsumexp is not None:
@@ -98,7 +98,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     def _hold(self, call: Call, engine: str | None, state: State | None = None) -> None:
         """Compute with this call, by the engine of this name or the first that can; the rows' states may be known."""
         self._call = call
-        self._engine, self._asked_engine, self._state = engines.chosen(call.problem, engine), engine, state
+        self._engine, self._asked_engine, self.known_state = engines.chosen(call.problem, engine), engine, state
         self._kind = call.problem.shape, statistics_dtype(call.problem.dtype)
 
     def with_call(self, call: Call, state: State | None = None) -> "AttentionMatrix":
@@ -136,19 +136,14 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     def _plain(self, what: str, instead: str) -> "AttentionMatrix":
         """The matrix for `what`, of which no graph will be kept either. Raises as `_call_for`."""
         call = self._call_for(what, instead)
-        return self if self._recorder is None else self.with_call(call, self._state)
+        return self if self._recorder is None else self.with_call(call, self.known_state)
 
     @property
     def state(self) -> State:
         """The rows' states, (batch, heads, queries) each; computed when first needed, and kept."""
-        if self._state is None:
-            self._state = engines.state_of(self._engine, self.call)
-        return self._state
-
-    @property
-    def known_state(self) -> State | None:
-        """The rows' states if they are known, else None."""
-        return None if self._call is None else self._state
+        if self.known_state is None:
+            self.known_state = engines.state_of(self._engine, self.call)
+        return self.known_state
 
     def effect_engine(self) -> Engine:
         """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
@@ -179,7 +174,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
 
     def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State:
         del cols
-        if self._state is None and self.size <= _SMALL:
+        if self.known_state is None and self.size <= _SMALL:
             self.state  # noqa: B018  of all rows: then it is there for the next index
         known = self._state_of(batches, heads, rows)
         return known or engines.state_of(self._engine, self.call.take(batches, heads, rows))
@@ -193,7 +188,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
 
     def _state_of(self, *part: Any) -> State | None:
         """The states of some batches, heads and queries if they are known."""
-        return None if self._state is None else State(*(part_of(x, *part) for x in self._state))
+        return None if self.known_state is None else State(*(part_of(x, *part) for x in self.known_state))
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         recorder = self._recorder or self._recorder_with(x)
@@ -239,9 +234,9 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         values = None if v is None else values_of(problem, v, problem.kv_heads)
         part = self if rows == range(problem.queries) else self._part(None, None, rows)
         engine = engines.able(part._engine, part.call.problem, want, part._asked_engine)
-        result = engines.answer(engine, part.call.with_values(values), want, part._state)
+        result = engines.answer(engine, part.call.with_values(values), want, part.known_state)
         if "largest" in result:
-            part._state = State(*(result.pop(name) for name in State._fields))
+            part.known_state = State(*(result.pop(name) for name in State._fields))
         if want.logsumexp:
             result |= {name: x.copy() for name, x in part.state._asdict().items()}
         answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
@@ -389,5 +384,5 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
 def with_state(matrix: AttentionMatrix, state: State) -> AttentionMatrix:
     """Set the rows' known states, (batch, heads, queries), and return the matrix; ignored where a graph is recorded."""
     if matrix._call is not None:
-        matrix._state = State(*(as_array(x, name)[0] for name, x in state._asdict().items()))
+        matrix.known_state = State(*(as_array(x, name)[0] for name, x in state._asdict().items()))
     return matrix
