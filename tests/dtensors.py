@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -260,27 +261,39 @@ def shapes(_rank: int, world: int, _seed: int) -> None:
 
 def refused(rank: int, world: int, _seed: int) -> None:
     """What is not computed is refused by name, on every rank, before anything is sent."""
-    mesh = init_device_mesh("cpu", (world,))
+    mesh, other = init_device_mesh("cpu", (world,)), init_device_mesh("cpu", (1, world))
     x = torch.randn(2, 2, 4 * world, 4, dtype=torch.float64)
-    on = lambda *places, x=x: distribute_tensor(x, mesh, places)  # noqa: E731
+    on = lambda *places, x=x, mesh=mesh: distribute_tensor(x, mesh, places)  # noqa: E731
     over_batch, over_queries, replicated = on(Shard(0)), on(Shard(2)), on(Replicate())
     over_d, partial = on(Shard(3)), DTensor.from_local(x, mesh, [Partial()])
+    twice, elsewhere = (on(one, one, mesh=other) for one in (Shard(2), Replicate()))
     heads, kv_head = (on(Shard(1), x=torch.zeros(2, n, 4, 4)) for n in (2 * world, 1))
     n = x.shape[2]
     bias = torch.zeros(2, 2, n, n, dtype=torch.float64)
     bias_over_keys = on(Shard(3), x=bias)
     A, graph = ch.AttentionMatrix(over_queries, over_queries), over_queries.clone().requires_grad_()
-    attention, q = ch.attention, over_queries
+    attention, q, single = ch.attention, over_queries, over_queries.float()
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: attention(over_d, q, q), "q is (Shard(dim=3),): expected each axis of the mesh to replicate q, or"),
         (lambda: attention(partial, q, q), "hint: q.redistribute(placements=[Shard(dim=2)])"),
+        (lambda: attention(twice, q, q), "expected each axis of the mesh"),
         (lambda: attention(q, x, q), "k is a Tensor: expected a DTensor on q's mesh"),
+        (lambda: attention(q, q, x), "v is a Tensor: expected a DTensor on q's mesh"),
+        (lambda: attention(q, elsewhere, q), "k is on DeviceMesh"),
         (lambda: attention(q, over_batch, q), "k.redistribute(placements=[Shard(dim=2)])"),
+        (
+            lambda: attention(q, q, partial),
+            "v is (Partial(sum),) and q is (Shard(dim=2),): expected v to be (Sh",
+        ),
         (lambda: attention(replicated, q, q), "expected k to be (Replicate(),)."),
+        (lambda: attention(over_batch, q, q), "k.redistribute(placements=[Shard(dim=0)])"),
         (lambda: attention(heads, kv_head, kv_head), "expected k to be (Replicate(),)."),
         (lambda: attention(x, q, q), "k is a DTensor: expected a dense tensor of numbers."),
+        (lambda: attention(x, x, x, bias=q), "bias is a DTensor: expected a dense tensor of numbers."),
         (lambda: attention(q, q, q, bias=bias_over_keys), "bias.redistribute(placements=[Shard(dim=2)])"),
         (lambda: attention(q, q, q, bias=bias.requires_grad_()), "bias requires grad and is no DTensor"),
+        (lambda: attention(q, q, q, mask=torch.ones(n, n - 1, dtype=torch.bool)), "mask has shape"),
+        (lambda: attention(q, single, q), "k is float32 but q is float64"),
         (lambda: ch.plan(q, q, q), "q is a DTensor: expected a dense tensor of numbers."),
         (
             lambda: ch.AttentionMatrix(q, q, logsumexp=x[..., 0]),
@@ -289,11 +302,13 @@ def refused(rank: int, world: int, _seed: int) -> None:
         (lambda: A[0, 0, 1], "weights read by index: not computed of DTensors"),
         (lambda: A.T @ x, "A.T @ g: not computed of DTensors"),
         (lambda: A.cut_effects(q, q), "cuts: not computed of DTensors"),
+        (lambda: A.contributions(q, q), "contributions: not computed of DTensors"),
         (lambda: A.image(2, 2), "image is not computed of queries that are sharded"),
         (
             lambda: A.observe(queries=slice(2), entropy=True),
             "queries chooses some of the queries, and",
         ),
+        (lambda: A.observe(groups=(q, q)), "query_groups is a DTensor"),
         (lambda: ch.AttentionMatrix(graph, q).peak(), "peak over queries that are sharded has no derivative"),
         (lambda: torch.func.grad(lambda y: attention(y, y, y).to_local().sum())(q), "DTensor"),
     ]
@@ -302,6 +317,9 @@ def refused(rank: int, world: int, _seed: int) -> None:
     refuse([(lambda: compiled(q), "attention on DTensors is not compiled")], watched=False)
     uncompiled = torch.compile(lambda y: torch.compiler.disable(attention)(y, y, y), backend="eager")
     assert torch.equal(uncompiled(q).to_local(), attention(q, q, q).to_local())
+    with forward_ad.dual_level():  # PyTorch refuses duals of DTensors itself
+        dual = forward_ad.make_dual(bias.detach(), bias.detach())
+        refuse([(lambda: attention(q, q, q, bias=dual), "bias carries a tangent")])
     uneven = torch.zeros(1, 1, 1 + rank, 4)
     shape = torch.Size([1, 1, world * (world + 1) // 2, 4])
     irregular = DTensor.from_local(uneven, mesh, [Shard(2)], shape=shape, stride=(shape[2] * 4, shape[2] * 4, 4, 1))
