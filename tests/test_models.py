@@ -165,7 +165,8 @@ def test_packed_weights_run_as_their_unpacked_numbers(tmp_path, kind):
         plain = ours.rows() if ours.order is None else ours.rows()[np.argsort(ours.order)]
         np.testing.assert_array_equal(plain, dequantize(tensor.data, tensor.tensor_type).reshape(ours.shape))
     expected = np.asarray(model.run(ids).logits)
-    poor = load(place, memory=0)  # nothing is kept: every layer is unpacked when it runs
+    poor = load(place)
+    poor.decoder.weights.budget = 0  # nothing is kept: every layer is unpacked when it runs
     np.testing.assert_allclose(np.asarray(poor.run(ids).logits), expected, atol=1e-5 * np.abs(expected).max())
     assert not poor.decoder.weights.used
 

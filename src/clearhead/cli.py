@@ -108,7 +108,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     """
     from clearhead.models.finding import load_model
 
-    console, model = console_of(options), load_model(options.model, memory=options.memory)
+    console, model = console_of(options), load_model(options.model)
     shown = arguments.shown(asked)
     of_answer, way, alone = (part in shown for part in ("answer", "way", "alone"))
     steps, cause = alone or "steps" in shown, None

