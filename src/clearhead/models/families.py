@@ -33,18 +33,19 @@ class Config(NamedTuple):
     heads: int
     kv_heads: int
     d_model: int
-    d_k: int
-    d_mlp: int
-    positions: int
     vocabulary: int
-    epsilon: float
-    activation: str
-    centred: bool  # layer norms, which subtract the mean; else the root mean square alone
-    gated: bool  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
-    tied: bool
-    windows: tuple[int | None, ...]
-    scales: tuple[float, ...]
-    ropes: tuple["Rope | None", ...]
+    # of a model that runs through Transformers, the rest is as it stands here
+    d_k: int = 0
+    d_mlp: int = 0
+    positions: int = 0
+    epsilon: float = 0.0
+    activation: str = ""
+    centred: bool = False  # layer norms, which subtract the mean; else the root mean square alone
+    gated: bool = False  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
+    tied: bool = False
+    windows: tuple[int | None, ...] = ()
+    scales: tuple[float, ...] = ()
+    ropes: tuple["Rope | None", ...] = ()
     softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -54,10 +55,13 @@ class Config(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
-        names = ("family", "layers", "heads", "kv_heads", "d_model", "d_mlp", "positions", "vocabulary", "epsilon")
+        names: tuple[str, ...] = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary")
+        if not self.shares_runs:
+            return {name: getattr(self, name) for name in names}
+        names = (*names, "d_mlp", "positions", "epsilon", "activation", "tied")
         usual = self.d_k**-0.5
         scaled = {"scaled": abs(self.scales[0] - usual) < 1e-9, "scaled_by_layer": len(set(self.scales)) > 1}
-        return {name: getattr(self, name) for name in (*names, "activation", "tied")} | scaled
+        return {name: getattr(self, name) for name in names} | scaled
 
 
 class Family(NamedTuple):
