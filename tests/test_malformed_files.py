@@ -211,29 +211,27 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    "data",
     [
-        (tensors(lambda h: h["q"].update(shape=[10**6, 10**6])), "which F64 of shape [1000000, 1000000] has not"),
-        (tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])), "`q` has 1152921504606846976 bytes"),
-        (tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])), "overlap"),
-        (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not text"),
-        (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
-        (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
-        (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "too deeply"),
-        (tensors(lambda h: b"[]"), "holds a list"),
-        (tensors(lambda h: b"\xff"), "not UTF-8"),
-        (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
+        tensors(lambda h: h["q"].update(shape=[10**6, 10**6])),
+        tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])),
+        tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])),
+        tensors(lambda h: h.update(__metadata__={"a": 1})),
+        tensors(lambda h: h.pop("v")),
+        tensors(lambda h: None, lambda body: body[:-1]),
+        tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"),
+        tensors(lambda h: b"[]"),
+        tensors(lambda h: b"\xff"),
+        struct.pack("<Q", 2**63) + b"{}",
     ],
     ids=range(10),
 )
-def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes, words: str):
+def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes):
     place = tmp_path / "case.safetensors"
     place.write_bytes(data)
     for reader in (check_file, diagnose_file, ch.load):
-        with pytest.raises(FileError) as caught:
+        with pytest.raises(FileError, match="is not a whole safetensors file"):
             reader(place)
-        assert "is not a whole safetensors file" in str(caught.value)
-        assert words in str(caught.value)
 
 
 def test_deeply_nested_metadata_is_refused(tmp_path: Path):
