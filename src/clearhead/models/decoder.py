@@ -95,13 +95,10 @@ class Decoder:
 
     def after(self, number: int, hidden: Array, output: Array) -> Array:
         """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
-        middle = hidden + self.added(number, output, "post_attention_norm")
-        return middle + self.added(number, in_blocks(partial(self.mlp, number), middle), "post_ffw_norm")
-
-    def added(self, number: int, output: Array, norm: str) -> Array:
-        """What is added to the residual stream of what attention or the MLP gave."""
-        made = self.normed(f"blk.{number}.{norm}", output)
-        return made if self.config.added_scale == 1 else made * self.config.added_scale
+        scale = self.config.added_scale
+        middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
+        output = in_blocks(partial(self.mlp, number), middle)
+        return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
     def inner(self, number: int, middle: Array) -> tuple[Array | None, Array]:
         """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
@@ -143,16 +140,12 @@ class Decoder:
             factors = output_factors(acting, self.config.heads)
         else:
             heads = attention(q, k, v, **rules)
-        biases, through = self.words(number)
-        output = self.mixed(number, heads)
-        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
-
-    def words(self, number: int) -> tuple[frozenset[str], str]:
-        """Which biases a layer's projections have, and what is applied to queries and keys, for the formulas."""
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
         biases = frozenset(b for part, b in letters.items() if f"blk.{number}.{part}.bias" in self.weights)
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
-        return biases, through if self.config.ropes[number] is None else f"RoPE({through})"
+        through = through if self.config.ropes[number] is None else f"RoPE({through})"
+        output = self.mixed(number, heads)
+        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
 
     def logits(self, hidden: Array, *, capped: bool = True) -> Array:
         """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model).

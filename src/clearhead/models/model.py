@@ -56,13 +56,12 @@ class Model:
 
         Empty where queries and keys are not x·W + b, since they are normalised or turned.
         """
-        if self.decoder.words(layer) != (frozenset(("b_q", "b_k", "b_v", "b_o")), "{}"):
+        weights, name = self.decoder.weights, f"blk.{layer}.attn_"
+        turned = self.config.ropes[layer] is not None or f"{name}q_norm.weight" in weights
+        if turned or any(f"{name}{part}.bias" not in weights for part in ("q", "k", "v", "output")):
             return {}
-        parts = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
-        names = {letter: f"blk.{layer}.{part}" for letter, part in parts.items()}
-        weights = self.decoder.weights
-        result = {f"w_{letter}": weights[f"{name}.weight"].T for letter, name in names.items()}
-        return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
+        result = {f"w_{part[0]}": weights[f"{name}{part}.weight"].T for part in ("q", "k", "v", "output")}
+        return result | {f"b_{part[0]}": weights[f"{name}{part}.bias"] for part in ("q", "k", "v", "output")}
 
     def generate(
         self, ids: list[int] | str, count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None

@@ -259,7 +259,9 @@ def through(
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
     upstream = by_last
+    scale = decoder.config.added_scale
     for number in reversed(range(decoder.config.layers)):
+        name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
         places = np.arange(first, first + before.shape[-2])
         x, q, k, v, projected, angles = decoder.before(number, before, places)
@@ -272,27 +274,21 @@ def through(
         ones = np.ones((q.shape[1], 1, 1), q.dtype)
         scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
         output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
-        middle = before + decoder.added(number, output, "post_attention_norm")
+        middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
         upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
-        by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
-        by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
+        by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
+        by_heads = product(by_output, decoder.weights[f"{name}attn_output.weight"])
         g = scales * split(by_heads, decoder.config.d_k)
         results = [through_attention(part, by) for (part, _), by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
-        by_x = product(join(by["v"]), decoder.weights[f"blk.{number}.attn_v.weight"])
+        by_x = product(join(by["v"]), decoder.weights[f"{name}attn_v.weight"])
         for part in "qk":
             plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
-            plain = decoder.normed(f"blk.{number}.attn_{part}_norm", projected[part], plain)
-            by_x = by_x + product(join(plain), decoder.weights[f"blk.{number}.attn_{part}.weight"])
-        upstream = upstream + decoder.normed(f"blk.{number}.attn_norm", before, by_x)
+            plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
+            by_x = by_x + product(join(plain), decoder.weights[f"{name}attn_{part}.weight"])
+        upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
         for place, (whole, _) in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
-
-
-def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
-    """The derivative by what attention or the MLP gave, from that by what was added to the residual stream."""
-    upstream = upstream if decoder.config.added_scale == 1 else upstream * decoder.config.added_scale
-    return decoder.normed(f"blk.{number}.{norm}", output, upstream)
 
 
 def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
@@ -304,7 +300,10 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
     output = upstream
     if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
         output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
-    by_inner = product(_by_output(decoder, number, "post_ffw_norm", output, upstream), w[name + "ffn_down.weight"])
+    by_inner = product(
+        decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream),
+        w[name + "ffn_down.weight"],
+    )
     if gate is None:
         by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
     else:
