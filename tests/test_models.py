@@ -251,15 +251,15 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
         ch.load_model("ollama:other")
     with pytest.raises(FileError, match="not a whole GGUF file"):
         ch.load_model("lmstudio:tiny")
-    listed = {each.name: each for each in models_here()}
-    assert listed["ollama:tiny:1b"].family == "llama"
-    assert not listed["ollama:tiny:1b"].reason
-    assert "GGUF" in listed["lmstudio:someone/tiny"].reason
-    assert listed["(the shipped model)"].family == "gpt2"
+    listed = {each["name"]: each for each in models_here()}
+    assert listed["ollama:tiny:1b"]["family"] == "llama"
+    assert not listed["ollama:tiny:1b"]["reason"]
+    assert "GGUF" in listed["lmstudio:someone/tiny"]["reason"]
+    assert listed["(the shipped model)"]["family"] == "gpt2"
     assert main(["models", "--lang", "zh"]) == 0
     shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
-    assert listed["lmstudio:someone/tiny"].reason in shown["lmstudio:someone/tiny"]
+    assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
     assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
 
 

