@@ -57,38 +57,15 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
     to_self = _self_logits(q, k, rules)[0]
-    own = State(to_self, namespace(q).zeros_like(to_self)), _of_queries(v, q)
-    output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
-    return Attended(q, k, v, earlier, output, whole, gates)
-
-
-def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], gates: Array, rules: Any) -> Array:
-    """The output of the same last rows in several variants, (heads, variants·rows, d_v), gated on earlier keys alone.
-
-    q, k and v are of these rows, a variant after the other, `past` are the keys and values before them, and gates
-    (variants, tokens before) ln α. Each row is the merge of the keys before and the variant's own rows.
-    """
-
-    def apart(x: Array) -> Array:
-        return x.reshape(len(x), len(gates), -1, x.shape[-1]).swapaxes(0, 1)
-
-    bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
-    seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
-    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
-    state = State(*(x.swapaxes(0, 1).reshape(q.shape[:2]) for x in (last.largest, last.log_sum)))
-    own = state, last.output.swapaxes(0, 1).reshape(q.shape)
-    return np.asarray(_merged(q, (cast("State", seen.state), seen.output), own)[0])
-
-
-def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
-    """The output and the states of whole rows from those of two parts, (states, output) each."""
-    xp = namespace(q)
-    whole = merged(xp, first[0], second[0])
+    own = State(to_self, namespace(q).zeros_like(to_self))
+    xp, before = namespace(q), cast("State", seen.state)
+    whole = merged(xp, before, own)
     if sinks is not None:  # of the whole row, once
         sink = numbers_like(sinks, whole.largest)[:, None]
         whole = merged(xp, whole, State(sink, xp.zeros_like(sink)))
-    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (first[0], second[0]))
-    return left * first[1] + other * second[1], whole
+    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (before, own))
+    output = left * seen.output + other * _of_queries(v, q)
+    return Attended(q, k, v, earlier, output, whole, gates)
 
 
 def _of_queries(x: Any, q: Any) -> Any:
@@ -199,11 +176,6 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
     q, k, v = decoder.before(number, hidden, rows)[1:4]
-    before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
-    alike = len(before) == len(seen) and not any(decoder.config.windows)
-    if past is not None and alike and not np.any(before, 0)[start:].any():
-        heads = attended_together(q, k, v, past, np.stack(before)[:, :start], decoder.rules(number))
-        return decoder.after(number, hidden, decoder.mixed(number, heads))
     heads, stop = np.empty(q.shape, q.dtype), 0
     for variant, places in seen:
         some = slice(stop, stop + len(places))
