@@ -216,7 +216,6 @@ REFUSED = {  # commands, and what each is refused with
     "explain 'mary had' --why --token mary": "not for --token. hint: end TEXT with that token",
     "explain mary --chat had": "TEXT and --chat are given together",
     "explain mary --system had": "--system is for --chat",
-    "explain mary --memory much": "expected a number of gigabytes",
     "explain mary --why lamb --answer lamb": "--why lamb and --answer",
     "explain 'mary had' --way --token mary": "--way is for what follows a whole text, not for --token",
     "explain 'mary had' --trust --dtype float16": "--trust is for what follows a whole text, not for --dtype",
@@ -359,7 +358,7 @@ def test_tokens_that_are_part_of_a_character_show_that_character():
 def test_ctrl_c_ends_without_a_traceback(tmp_path):
     started = tmp_path.parent / f"{tmp_path.name}-started"
     code = "import sys, time, pathlib, clearhead.cli, clearhead.models.model as m\n"
-    code += f"m.load = lambda place=None, memory=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
+    code += f"m.load = lambda place=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
     code += "sys.exit(clearhead.cli.main(['explain', 'a']))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=PLAIN)
     while not started.exists():

@@ -66,7 +66,7 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     weights["lm_head.weight"] = weights["wte.weight"]
     if not config.tied:
         add("lm_head.weight", config.vocabulary, d)
-    return with_gpt2_weights(Model("random", Decoder(config, Weights({}, 0)), None), weights)
+    return with_gpt2_weights(Model("random", Decoder(config, Weights({})), None), weights)
 
 
 def z_of(model, target, edits=()):

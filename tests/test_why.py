@@ -21,8 +21,8 @@ from clearhead.explaining.answers import probability, read_answers
 from clearhead.explaining.part_runs import cuts, integral
 from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_words import conclusion
+from clearhead.models import decoder, variants
 from clearhead.models import model as gpt2
-from clearhead.models import runs, variants
 from clearhead.models.families import ACTIVATIONS
 from clearhead.models.hub import of_loaded
 from clearhead.models.protocol import Token
@@ -371,7 +371,7 @@ def test_a_file_a_target_and_edits_go_with_why(tmp_path):
     assert "heads=[3]" in one.stdout
 
 
-@pytest.mark.parametrize(("module", "limit"), [(runs, "_LONG"), (variants, "_ROOM")])
+@pytest.mark.parametrize(("module", "limit"), [(decoder, "LONG"), (variants, "_ROOM")])
 def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monkeypatch: pytest.MonkeyPatch):
     text, edit = "humpty dumpty sat on a wall", ch.tempered(1.5, layers=[0])
     kept = ch.explain(text, answer=" humpty dumpty", edits=edit)

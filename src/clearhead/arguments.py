@@ -87,17 +87,6 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
 
 
-def _gigabytes(text: str) -> int:
-    """A size in gigabytes as bytes."""
-    try:
-        size = float(text)
-    except ValueError:
-        size = -1.0
-    if not 0 <= size < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number of gigabytes, such as 1.5, not {text[:30]!r}")
-    return int(size * 1e9)
-
-
 def _text(metavar: str, **more: Any) -> dict[str, Any]:
     return {"type": _name, "metavar": metavar, **more}
 
@@ -118,7 +107,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--chat": _text("MESSAGE"),
         "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
-        "--memory": {"type": _gigabytes, "metavar": "GB"},
         "--layer": _WHOLE,
         "--head": _WHOLE,
         "--token": _text("N|WORD"),

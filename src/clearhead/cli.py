@@ -108,7 +108,7 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     """
     from clearhead.models.finding import load_model
 
-    console, model = console_of(options), load_model(options.model, memory=options.memory)
+    console, model = console_of(options), load_model(options.model)
     shown = arguments.shown(asked)
     of_answer, way, alone = (part in shown for part in ("answer", "way", "alone"))
     steps, cause = alone or "steps" in shown, None
@@ -330,15 +330,15 @@ def _models(options: argparse.Namespace) -> int:
 
     listed = models_here()
     if options.json:
-        print(json.dumps([each._asdict() for each in listed], ensure_ascii=False))
+        print(json.dumps(listed, ensure_ascii=False))
         return 0
     streams.check_encoding(options.lang)
-    names = [say(options.lang, "shipped model"), *(streams.printable(each.name) for each in listed[1:])]
+    names = [say(options.lang, "shipped model"), *(streams.printable(each["name"]) for each in listed[1:])]
     wide = max(map(arguments.columns, names))
     for name, each in zip(names, listed, strict=True):
-        count = each.parameters / (1e4 if options.lang == "zh" else 1e6)
-        facts = say(options.lang, "model facts", count=count, **each._asdict())
-        reason = streams.printable(each.reason)
+        count = each["parameters"] / (1e4 if options.lang == "zh" else 1e6)
+        facts = say(options.lang, "model facts", count=count, **each)
+        reason = streams.printable(each["reason"])
         print(aligned((wide, 0), (name, reason or facts), "  ", arguments.columns))
     return 0
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.applying import acts, check_layers, placed
+from clearhead.changing.applying import check_layers, placed
 from clearhead.changing.edits import Edit, read_edits
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.texts import pieces
-from clearhead.models.decoder import acting_edits, choices, place_of
+from clearhead.models.decoder import acting_edits, choices, may_act
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, Token, probabilities
 from clearhead.watching.places import Text
 
@@ -62,13 +62,7 @@ def check_acts(edits: Sequence[Edit], placed: Sequence[Edit], runs: Sequence[Lay
     placed   the edits by position
     """
     for edit, places in zip(edits, placed, strict=True):
-        if not any(
-            acts(
-                places, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(layer, run.q, run.k)
-            )
-            for layer, run in enumerate(runs)
-            for _, heads in acting_edits([places], layer, len(runs))
-        ):
+        if not may_act(places, runs):
             raise SelectionError(
                 f"{edit}: it changes nothing, since these queries do not see these keys.",
                 "where attention is causal, a query sees itself and what is before it: later>earlier.",

@@ -47,7 +47,7 @@ class LayerRun:
     heads: Array  # (heads, tokens, d_k)
     output: Array  # (tokens, d_model), after W^O
     rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
-    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
+    biases: frozenset[str] | None = frozenset(("b_q", "b_k", "b_v", "b_o"))  # None: projections have no known formula
     through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
     normalised: bool = False  # is x the output of a layer norm?
     factors: Array | None = None  # (heads,): what edits multiplied each head's output by

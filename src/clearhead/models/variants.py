@@ -12,7 +12,7 @@ effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Atte
 engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,10 +26,9 @@ from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
-from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split
+from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split, stream
 from clearhead.models.families import ACTIVATIONS, turned
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
-from clearhead.models.runs import stream
 from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm, combined
@@ -58,38 +57,15 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
     to_self = _self_logits(q, k, rules)[0]
-    own = State(to_self, namespace(q).zeros_like(to_self)), _of_queries(v, q)
-    output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
-    return Attended(q, k, v, earlier, output, whole, gates)
-
-
-def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], gates: Array, rules: Any) -> Array:
-    """The output of the same last rows in several variants, (heads, variants·rows, d_v), gated on earlier keys alone.
-
-    q, k and v are of these rows, a variant after the other, `past` are the keys and values before them, and gates
-    (variants, tokens before) ln α. Each row is the merge of the keys before and the variant's own rows.
-    """
-
-    def apart(x: Array) -> Array:
-        return x.reshape(len(x), len(gates), -1, x.shape[-1]).swapaxes(0, 1)
-
-    bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
-    seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
-    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
-    state = State(*(x.swapaxes(0, 1).reshape(q.shape[:2]) for x in (last.largest, last.log_sum)))
-    own = state, last.output.swapaxes(0, 1).reshape(q.shape)
-    return np.asarray(_merged(q, (cast("State", seen.state), seen.output), own)[0])
-
-
-def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
-    """The output and the states of whole rows from those of two parts, (states, output) each."""
-    xp = namespace(q)
-    whole = merged(xp, first[0], second[0])
+    own = State(to_self, namespace(q).zeros_like(to_self))
+    xp, before = namespace(q), cast("State", seen.state)
+    whole = merged(xp, before, own)
     if sinks is not None:  # of the whole row, once
         sink = numbers_like(sinks, whole.largest)[:, None]
         whole = merged(xp, whole, State(sink, xp.zeros_like(sink)))
-    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (first[0], second[0]))
-    return left * first[1] + other * second[1], whole
+    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (before, own))
+    output = left * seen.output + other * _of_queries(v, q)
+    return Attended(q, k, v, earlier, output, whole, gates)
 
 
 def _of_queries(x: Any, q: Any) -> Any:
@@ -199,12 +175,7 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
-    _, q, k, v = decoder.before(number, hidden, rows)
-    before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
-    alike = len(before) == len(seen) and not any(decoder.config.windows)
-    if past is not None and alike and not np.any(before, 0)[start:].any():
-        heads = attended_together(q, k, v, past, np.stack(before)[:, :start], decoder.rules(number))
-        return decoder.after(number, hidden, decoder.mixed(number, heads))
+    q, k, v = decoder.before(number, hidden, rows)[1:4]
     heads, stop = np.empty(q.shape, q.dtype), 0
     for variant, places in seen:
         some = slice(stop, stop + len(places))
@@ -223,24 +194,25 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     return decoder.after(number, hidden, decoder.mixed(number, heads))
 
 
-def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) -> Array:
+def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> Array:
     """The derivative by the residual stream after the last layer, (tokens, d_model).
 
     hidden     (tokens, d_model), that residual stream
-    upstream   by position, the derivative by the logits there, (vocabulary,)
+    upstream   (rows, vocabulary), the derivative by the logits of some rows
     """
-    config = decoder.config
-    result = np.zeros_like(hidden)
-    for position, by_logits in upstream.items():
+    config, result = decoder.config, np.zeros_like(hidden)
+    for position, by_logits in enumerate(upstream, rows.start):
         row = hidden[position]
         by_raw = np.asarray(by_logits, hidden.dtype)
         if config.logit_softcap is not None:
             capped = decoder.logits(row) / config.logit_softcap
             by_raw = by_raw * (1 - capped * capped)
         some = np.flatnonzero(by_raw)
-        rows = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        direction = by_raw[some] @ rows if rows is not None else product(by_raw, decoder.weights[decoder.unembedding])
-        result[position] = _through_norm(decoder, "output_norm", row, direction * config.logit_scale)
+        if not len(some):
+            continue
+        chosen = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
+        direction = product(by_raw, decoder.weights[decoder.unembedding]) if chosen is None else by_raw[some] @ chosen
+        result[position] = decoder.normed("output_norm", row, direction * config.logit_scale)
     return result
 
 
@@ -250,8 +222,8 @@ def through(
     variants: Sequence[Variant],
     by_last: Array,
     past: Sequence[tuple[Array, Array]] = (),
-) -> Iterator[list[Attended]]:
-    """Differentiate through all layers, the last first; of each layer the attention of each variant.
+) -> Iterator[tuple[int, int, Attended]]:
+    """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
 
     hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
     by_last    (variants, tokens, d_model), the derivative by the last of these
@@ -259,13 +231,12 @@ def through(
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
     upstream = by_last
+    scale = decoder.config.added_scale
     for number in reversed(range(decoder.config.layers)):
+        name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
-        x = decoder.normed(f"blk.{number}.attn_norm", before)
-        angles = decoder.angles(number, np.arange(first, first + x.shape[-2]))
-        projected = {part: decoder.projected(number, x, part) for part in "qkv"}
-        q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
-        v = projected["v"]
+        places = np.arange(first, first + before.shape[-2])
+        x, q, k, v, projected, angles = decoder.before(number, before, places)
         if past:
             k, v = (
                 np.stack([np.concatenate([old, each], axis=1) for each in new])
@@ -275,35 +246,21 @@ def through(
         ones = np.ones((q.shape[1], 1, 1), q.dtype)
         scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
         output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
-        middle = before + decoder.added(number, output, "post_attention_norm")
+        middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
         upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
-        by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
-        by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
+        by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
+        by_heads = product(by_output, decoder.weights[f"{name}attn_output.weight"])
         g = scales * split(by_heads, decoder.config.d_k)
         results = [through_attention(part, by) for (part, _), by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
-        by_x = product(join(by["v"]), decoder.weights[f"blk.{number}.attn_v.weight"])
+        by_x = product(join(by["v"]), decoder.weights[f"{name}attn_v.weight"])
         for part in "qk":
-            plain = by[part] if angles is None else turned(by[part], (angles[0], -angles[1]))  # back
-            plain = _through_norm(decoder, f"blk.{number}.attn_{part}_norm", projected[part], plain)
-            by_x = by_x + product(join(plain), decoder.weights[f"blk.{number}.attn_{part}.weight"])
-        upstream = upstream + _through_norm(decoder, f"blk.{number}.attn_norm", before, by_x)
-        parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
-        yield [part._replace(g=g, by_gates=gate, residual=by_x) for part, g, gate, by_x in parts]
-
-
-def _through_norm(decoder: Decoder, name: str, x: Array, upstream: Array) -> Array:
-    """The derivative by x from that by `decoder.normed(name, x)`."""
-    norm = decoder.norm(name)
-    if norm is None or len(norm.weight) == x.shape[-1]:
-        return upstream if norm is None else norm.backward(x, upstream)
-    return split(norm.backward(join(x), join(upstream)), x.shape[-1])
-
-
-def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
-    """The derivative by what attention or the MLP gave, from that by what was added to the residual stream."""
-    upstream = upstream if decoder.config.added_scale == 1 else upstream * decoder.config.added_scale
-    return _through_norm(decoder, f"blk.{number}.{norm}", output, upstream)
+            plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
+            plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
+            by_x = by_x + product(join(plain), decoder.weights[f"{name}attn_{part}.weight"])
+        upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
+        for place, (whole, _) in enumerate(seen):
+            yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
 
 def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
@@ -315,13 +272,16 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
     output = upstream
     if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
         output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
-    by_inner = product(_by_output(decoder, number, "post_ffw_norm", output, upstream), w[name + "ffn_down.weight"])
+    by_inner = product(
+        decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream),
+        w[name + "ffn_down.weight"],
+    )
     if gate is None:
         by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
     else:
         by_y = product(by_inner * value, w[name + "ffn_up.weight"])
         by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
-    return _through_norm(decoder, name + "ffn_norm", middle, by_y)
+    return decoder.normed(name + "ffn_norm", middle, by_y)
 
 
 def edges(part: Attended, rows: range) -> Array:

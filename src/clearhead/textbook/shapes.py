@@ -250,7 +250,7 @@ def layer_steps(
     context: Size | None,
     out: Size | None,
     rules: Rules,
-    biases: Collection[str] = (),
+    biases: Collection[str] | None = (),
     through: str = "{}",
     *,
     normalised: bool = False,
@@ -258,7 +258,7 @@ def layer_steps(
     """The steps from X to U: projections, heads, attention, concatenation, output projection.
 
     x, context, out   the widths of X, of the other text (None is self-attention) and of U (None is no W^O)
-    biases            the names of those there are, such as b_q
+    biases            the names of those there are, such as b_q; None: what the projections do is not known
     through           what is applied to Q and K after their projections, such as RoPE({})
     normalised        is X the output of a layer norm?
     """
@@ -269,6 +269,8 @@ def layer_steps(
     wide = heads * sizes.d_v
 
     def project(part: str, tokens: str) -> str:
+        if biases is None:
+            return f"{part}({tokens})"
         product = _product(sizes, tokens, f"W^{part.upper()}")
         product += f" + b^{part.upper()}" if f"b_{part}" in biases else ""
         return through.format(product) if part in "qk" else product
