@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, brief
 from clearhead.core.call import describe
 from clearhead.core.rules import Rules
@@ -17,7 +16,6 @@ from clearhead.digits import rounded
 from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
-from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import model_line, steps_of
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import SHIPPED
@@ -63,9 +61,6 @@ class HeadSteps(Tabular, Framing):
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
-    edits: tuple[Edit, ...] = ()  # of the attention in this run
-    before: "HeadSteps | None" = None  # with edits: the run without them
-    moved: Moved | None = None  # and what they moved
     following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
 
     def __repr__(self) -> str:
@@ -106,10 +101,6 @@ class HeadSteps(Tabular, Framing):
             "way": None if self.way is None else self.way.to_json(),
             "ways": [each.to_json() for each in self.ways],
         }
-        if self.before is not None and self.moved is not None:
-            factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
-            data |= {"edits": [repr(edit) for edit in self.edits], "moved": self.moved.to_json()}
-            data |= {"head_factors": factors, "before": self.before.to_json()}
         return data
 
     @property
@@ -127,12 +118,12 @@ def document(
 ) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
-    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
+    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v)
     named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
     """
-    first, config = seen.before or seen, seen.model.config
+    config = seen.model.config
     facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
-    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(first, seen.moved, "logits")
+    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(seen)
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
     if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:

@@ -192,14 +192,13 @@ def _without(based: Based, rest: Rest, edge: EdgePlace) -> Variant:
         return Variant(None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
     values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
     weight = float(based.weights(edge.layer, edge.query)[edge.head, edge.key])
-    factor = 1.0 if ran.factors is None else float(ran.factors[edge.head])
     if rest == "first":
         other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
         moved = weight * (other - values[edge.key])
     else:
-        output = ran.heads[edge.head, row] / (factor or 1.0)
+        output = ran.heads[edge.head, row]
         moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
-    return Variant(None, edge.query, {place: (factor * moved)[None].astype(values.dtype)})
+    return Variant(None, edge.query, {place: moved[None].astype(values.dtype)})
 
 
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Rerun]:

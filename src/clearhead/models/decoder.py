@@ -129,7 +129,7 @@ class Decoder:
         """
         first = 0 if past is None else past[0].shape[1]
         x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)))[:4]
-        rules, factors = self.rules(number), None
+        rules = self.rules(number)
         if past is not None:
             rules["query_offset"] = first
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
@@ -137,7 +137,6 @@ class Decoder:
             call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
             q, k, v = call.q[0], call.k[0], call.v[0]  # of `like`, another run's
-            factors = output_factors(acting, self.config.heads)
         else:
             heads = attention(q, k, v, **rules)
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
@@ -145,7 +144,7 @@ class Decoder:
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
         through = through if self.config.ropes[number] is None else f"RoPE({through})"
         output = self.mixed(number, heads)
-        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
+        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden)
 
     def logits(self, hidden: Array, *, capped: bool = True) -> Array:
         """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model).
@@ -260,15 +259,6 @@ def edited_call(
 ) -> EditedCall:
     """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
     return edited(EditedCall(q[None], k[None], v[None], rules), edits, place_of(layer, q, k))
-
-
-def output_factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
-    """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
-    changing = [(edit, chosen) for edit, chosen in edits if edit.kind in ("off", "scaled")]
-    numbers = np.ones(heads)
-    for edit, chosen in changing:
-        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if edit.kind == "scaled" else 0.0
-    return numbers if changing else None
 
 
 def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:

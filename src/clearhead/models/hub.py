@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Edit, scaled
+from clearhead.changing.edits import scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
-from clearhead.models.decoder import acting_edits, output_factors
 from clearhead.models.families import Config
 from clearhead.models.folder import check_layers, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
@@ -114,11 +113,8 @@ class HubModel:
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
 
-    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None.
-
-        `edits` of attention have positions, no words.
-        """
+    def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
+        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None."""
         import torch
 
         ids = ids_of(self, ids)
@@ -126,14 +122,8 @@ class HubModel:
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
         catching = _attention_caught(paths, caught, iter(each(range(self.config.layers))))
-        changing = change(self.inner, edits) if edits else nullcontext()
-        with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
+        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
-        if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
-            raise RuleError(
-                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
-                "ch.change edits such models.",
-            )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
@@ -146,13 +136,11 @@ class HubModel:
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = _plain(layer.rules)
             rules.pop("query_offset", None)
-            factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
-            attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, biases=None, factors=factors))
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, biases=None))
         logits = getattr(out, "logits", None)
         return ForwardPass(
-            layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits), ids=tuple(ids)
+            layers, None if logits is None else logits[0].float().numpy(), ids=tuple(ids)
         )
 
 
@@ -353,7 +341,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
         return replace(call, afterwards=(finished,))
 
-    with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
+    with change(inner, scaled(1.0)):  # an edit that does nothing: all calls are read the same way
         block = attending.changers[inner]
         block.edited = partial(varied, block.edited)
         yield

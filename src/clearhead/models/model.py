@@ -90,15 +90,15 @@ class Model:
             made += new
         return made
 
-    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
+    def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
         """The forward pass of a text or its ids in float32: logits by token, attention by layer, the residual stream.
 
-        `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words. The
-        blocks of `ch.change` that the model is in add their edits; those of `ch.watch` keep the run.
+        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the
+        model is in edit its attention; those of `ch.watch` keep the run.
         """
         decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
         inside = blocks.get(decoder, [])
-        edits = (*edits, *(edit for placed, _ in inside if placed is not None for edit in placed(ids)))
+        edits = [edit for placed, _ in inside if placed is not None for edit in placed(ids)]
         first, layers = decoder.embedded(ids), config.layers
         long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
 
@@ -111,9 +111,9 @@ class Model:
             return decoder.after(number, hidden, layer.output)
 
         hidden = stream(step, first, layers, each)
-        made = ForwardPass(kept, Logits(decoder, hidden[-1]), hidden, edits, tuple(ids), past)
+        made = ForwardPass(kept, Logits(decoder, hidden[-1]), hidden, tuple(ids), past)
         if long:
-            made = _of_long_text(decoder, made)
+            made = _of_long_text(decoder, made, edits)
         for _, ran in inside:
             ran(made)
         return made
@@ -148,7 +148,7 @@ class Model:
         if any(placed is not None for placed, _ in blocks.get(self.decoder, ())):
             raise RuleError(
                 "ch.change edits what model.run(text) computes of this model, and nothing else.",
-                "ch.explain(text, model, edits=[…]), or model.run(text) for each token.",
+                "model.run(text) for each token.",
             )
 
 
@@ -211,7 +211,7 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
     return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
 
 
-def _of_long_text(decoder: Decoder, run: ForwardPass) -> ForwardPass:
+def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit]) -> ForwardPass:
     """The run with layers that are computed when they are asked for; the latest one is kept."""
 
     @lru_cache(maxsize=1)
@@ -227,10 +227,10 @@ def _of_long_text(decoder: Decoder, run: ForwardPass) -> ForwardPass:
 
     def of_rows(number: int, hidden: Array, row: int) -> LayerRun:
         k, v = run.past[number]
-        return decoder.layer(number, hidden, run.edits, (k[:, :row], v[:, :row]) if row else None)
+        return decoder.layer(number, hidden, edits, (k[:, :row], v[:, :row]) if row else None)
 
     made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
-    if any(edit.to == "mean" for edit in run.edits):  # over rows, so that all are needed
+    if any(edit.to == "mean" for edit in edits):  # over rows, so that all are needed
         return made
     return replace(made, from_row=from_row, late=late)
 

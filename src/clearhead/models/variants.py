@@ -1,4 +1,4 @@
-"""Variants of a run: other edits, gates on keys, other outputs of heads; derivatives of a number through all layers.
+"""Variants of a run: gates on keys, other outputs of heads; derivatives of a number through all layers.
 
 A gate multiplies every weight on a key, but that of the key's own query, by α before its row is normalised. A gated row
 is the exact merge of two parts: the keys before the query, ln α added to their logits, and the query's own key. With
@@ -26,15 +26,14 @@ from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
-from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split, stream
+from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
 from clearhead.models.families import ACTIVATIONS, turned
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import SpanTerm, combined
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
-_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "spans", "window"))
+_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "window"))
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
@@ -83,26 +82,15 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     if cap is not None:
         capped = xp.tanh(logits / cap)
         logits, slope = cap * capped, slope * (1 - capped * capped)
-    if rules.get("spans") is not None:
-        term = SpanTerm.of(rules["spans"])
-        queries, keys = term.query_labels[0], term.key_labels[0, -q.shape[-2] :]
-        added = np.where((queries >= 0) & (keys >= 0), np.asarray(term.table)[0][:, queries, keys], 0)
-        logits = logits + numbers_like(added, q)
     return logits, slope
 
 
-def attend(
-    decoder: Decoder, number: int, variant: Variant, q: Array, k: Array, v: Array
-) -> tuple[Attended, Array | None]:
-    """A layer's attention in one variant, and what edits multiply each head's output by, (heads,), or None."""
+def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
+    """A layer's attention with gates on its keys, or none."""
     rules = decoder.rules(number)
     if q.shape[1] < k.shape[1]:
         rules["query_offset"] = k.shape[1] - q.shape[1]
-    acting = acting_edits(variant.edits, number, decoder.config.layers) if variant.edits else []
-    if acting:
-        call = edited_call(q, k, v, rules, acting, number)
-        q, k, v, rules = call.q[0], call.k[0], call.v[0], call.whole_rules()
-    return attended(q, k, v, rules, variant.gates), output_factors(acting, len(q)) if acting else None
+    return attended(q, k, v, rules, gates)
 
 
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:
@@ -144,13 +132,13 @@ def _again(
 ) -> list[Array]:
     """`again` for variants in the order of their first layers, all at once.
 
-    A token before `rows` whose key no later one sees changes nothing, and is left out. Edits, windows and what is added
-    name positions, so that there all are run.
+    A token before `rows` whose key no later one sees changes nothing, and is left out. Windows and what is added name
+    positions, so that there all are run.
     """
     seen = []
     for variant in variants:
         places = np.arange(start, len(run.hidden[0]))
-        if variant.gates is not None and not (variant.edits or variant.added or any(decoder.config.windows)):
+        if variant.gates is not None and not (variant.added or any(decoder.config.windows)):
             places = places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
         seen.append((variant, places))
     hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
@@ -185,8 +173,7 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
         if gates is not None:
             gates = np.concatenate([gates[:start], gates[places]])
             gates = gates if gates.any() else None  # all that is hidden is left out
-        part, factors = attend(decoder, number, variant._replace(gates=gates), q[:, some], keys, values)
-        heads[:, some] = part.output if factors is None else part.output * factors[:, None, None]
+        heads[:, some] = attend(decoder, number, gates, q[:, some], keys, values).output
         for (layer, head), added in variant.added.items():
             if layer == number:
                 first = some.start + variant.first - start
@@ -242,16 +229,14 @@ def through(
                 np.stack([np.concatenate([old, each], axis=1) for each in new])
                 for old, new in zip(past[number], (k, v), strict=True)
             )
-        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, v, strict=True)]
-        ones = np.ones((q.shape[1], 1, 1), q.dtype)
-        scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
-        output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
+        seen = [attend(decoder, number, each.gates, *x) for each, *x in zip(variants, q, k, v, strict=True)]
+        output = decoder.mixed(number, np.stack([part.output for part in seen]))
         middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
         upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
         by_heads = product(by_output, decoder.weights[f"{name}attn_output.weight"])
-        g = scales * split(by_heads, decoder.config.d_k)
-        results = [through_attention(part, by) for (part, _), by in zip(seen, g, strict=True)]
+        g = split(by_heads, decoder.config.d_k)
+        results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
         by_x = product(join(by["v"]), decoder.weights[f"{name}attn_v.weight"])
         for part in "qk":
@@ -259,7 +244,7 @@ def through(
             plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
             by_x = by_x + product(join(plain), decoder.weights[f"{name}attn_{part}.weight"])
         upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
-        for place, (whole, _) in enumerate(seen):
+        for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
 
@@ -291,8 +276,6 @@ def edges(part: Attended, rows: range) -> Array:
     """
     some = slice(rows.start, rows.stop)
     rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
-    if rules.get("spans") is not None:
-        rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
     matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
     before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
     left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included
