@@ -87,9 +87,8 @@ class _Picture(NamedTuple):
 
     @property
     def masked(self) -> Array:
-        """Which cells of the printed weights are forbidden; none where the weights were given."""
-        masked = getattr(self.case.trace, "masked", None)
-        return np.zeros(self.step.shape[-2:], dtype=bool) if masked is None else np.isneginf(self.matrix(masked))
+        """Which cells of the printed weights are forbidden."""
+        return np.isneginf(self.matrix(self.case.trace.masked))
 
     @property
     def rows(self) -> Sequence[str] | None:
@@ -191,7 +190,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
 def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:
     """One query's scores as lengths and angles, and its weights: ‖q‖·‖k‖·cos θ for each key."""
     problem = case.trace.problem
-    if not hasattr(case.trace, "scores") or not problem.queries or not problem.keys:
+    if not problem.queries or not problem.keys:
         return
     m, token = problem.keys, case.trace.token(place.query)
     rows = token.norm[..., None], token.key_norms, token.cosine, token.scores, token.weights, token.masked
@@ -231,18 +230,18 @@ def _mixture(case: CheckedExample, place: Chosen, language: Language) -> Iterato
         bounds = ["≤".join(fixed(float(x), 4, 8) for x in three) for three in list(zip(*ends, strict=True))[:_BOUNDS]]
         yield note("  " + say(language, "convex combination", bounds=say(language, "separator").join(bounds)))
     d_v = token.output.shape[-1]
-    if hasattr(traced, "scores") and problem.d_k != d_v:
+    if problem.d_k != d_v:
         yield note("  " + say(language, "widths differ", d_k=problem.d_k, d_v=d_v))
     yield Text()
 
 
 def _closing(case: CheckedExample, language: Language, place: Chosen) -> Iterator[Text]:
-    problem, (engine, difference) = case.trace.problem, case.trace.check
+    problem, trace = case.trace.problem, case.trace
     if problem.batch > 1:
         yield note(say(language, "others batches", batch=place.batch, batches=problem.batch))
     if problem.heads > 1:
         yield note(say(language, "others heads", head=place.head, heads=problem.heads))
-    yield note(say(language, "check", engine=engine, difference=difference))
+    yield note(say(language, "check", engine=trace.engine, difference=trace.difference))
     yield from _judged(case.verdicts, case.first_wrong, language)
 
 
