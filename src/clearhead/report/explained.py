@@ -19,7 +19,7 @@ from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
-from clearhead.report.heat import matrices
+from clearhead.report.heat import matrix
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.tables import aligned, bar
 from clearhead.words import Language, formula, say
@@ -124,7 +124,7 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
         yield note(say(language, "chosen", token=seen.token, change=signed(seen.change)))
     names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
-    yield from matrices(console, [(seen.trace.weights, masked)], names, names, language)
+    yield from matrix(console, seen.trace.weights, masked, names, names, language)
     sums = seen.trace.weights.sum(axis=-1)[~masked.all(axis=-1)]
     words = sum_words(language, sums, rows=True, sinks="sinks" in seen.run.rules)
     yield note(f"{say(language, 'axes')}{say(language, 'also')}{words}")
