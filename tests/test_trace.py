@@ -17,7 +17,6 @@ from clearhead.explaining.head_steps import document
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.textbook.costs import NAMES, layer_costs, read_sizes
-from clearhead.textbook.trace import Trace
 from clearhead.words import LANGUAGES, say
 from seeds import fresh, normal
 
@@ -113,50 +112,56 @@ def test_errors_say_what_is_wrong(call, error, words):
         call(x)
 
 
-def says(trace: Trace, name: str, language: Any = "en") -> str:
-    return say(language, next(step.words for step in trace.steps if step.name == name))
+LABELS, TABLE = np.array([0, 1, -1]), np.array([[0.5, -np.inf], [2.0, 1.0]])
+COLUMNS = {"convention": "columns"}
+SENTENCES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({}, "x", "each token's vector: what enters the layer", "每个词元的向量，即本层的输入"),
+    ({}, "output", "the heads mixed by W^O: the layer's output", "用 W^O 混合各个头，得到本层的输出"),
+    ({"w_o": False}, "output", "the heads side by side (concatenated): there is no W^O to mix them",
+     "各个头并排拼接即为输出：没有 W^O 来混合它们"),
+    ({"spans": (LABELS, LABELS, TABLE)}, "biased",
+     "a number added to the scores for each pair of a query's and a key's span; -∞ forbids",
+     "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"),
+    ({"scale": 0.3}, "scaled", "scaled, so that the softmax does not put everything on one key",
+     "缩放得分，避免 softmax 把权重全部压在一个键上"),
+    ({"sinks": [0.5, 1.0]}, "weights", "no weight is negative; each query's weights and its sink's share sum to 1",
+     "权重非负；每个查询的权重与汇点所占份额之和为 1"),
+    (COLUMNS, "scores", "how well each key matches each query: entry (j, i) is k_j·q_i", ""),
+    (COLUMNS, "weights", "no weight is negative, and each column, the weights of one query, sums to 1", ""),
+    (COLUMNS, "concat", "the heads one above the other", ""),
+    ({**COLUMNS, "sinks": [0.5, 1.0]}, "weights",
+     "no weight is negative; each column, the weights of one query, and its sink's share sum to 1",
+     "权重非负；每一列是一个查询的权重，它们与汇点所占份额之和为 1"),
+]  # fmt: skip
 
 
-def test_the_x_of_a_layer_file_is_not_called_normalised():
-    x, w = normal(3, 4), normal(4, 4)
-    traced = ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(traced, "x") == "each token's vector: what enters the layer"
-    assert "归一化" not in says(traced, "x", "zh")
-    header = traced.document().header
-    assert "normalised" not in header["words"]["en"]["x"]
+@pytest.mark.parametrize(("options", "step", "en", "zh"), SENTENCES)
+def test_a_step_has_its_sentence_in_report_and_page(options, step, en, zh):
+    given = {"w_o": True, "convention": "rows"} | options
+    x, w = normal(3, 4), normal(4, 4, 4)
+    arrays = [x, *(w if given.pop("w_o") else w[:3])]
+    trace = ch.trace_layer(*[a.T if given["convention"] == "columns" else a for a in arrays], num_heads=2, **given)
+    words = next(each.words for each in trace.steps if each.name == step)
+    assert (say("en", words), say("zh", words)) == (en, zh or say("zh", words))
+    if not {"scale", "sinks"} & set(options):  # the page's controls change these
+        name = "layer output" if step == "output" else step
+        page = trace.document().header["words"]
+        assert (page["en"][name], page["zh"][name]) == (en, say("zh", words))
+
+
+def test_a_models_x_is_said_to_be_normalised():
     model = steps_of_text("humpty dumpty", load())
     assert "after layer normalisation" in say("en", model.steps[0].words)
     assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 
 
-def test_without_w_o_the_text_does_not_say_that_heads_are_mixed():
-    x, w = normal(3, 4), normal(4, 4)
-    alone, mixed = ch.trace_layer(x, w, w, w, num_heads=2), ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(alone, "output") == "the heads side by side (concatenated): there is no W^O to mix them"
-    assert says(mixed, "output") == "the heads mixed by W^O: the layer's output"
-    words = alone.document().header["words"]
-    assert [words[language]["layer output"] for language in ("en", "zh")] == [
-        says(alone, "output"),
-        "各个头并排拼接即为输出：没有 W^O 来混合它们",
-    ]
-    assert mixed.document().header["words"]["en"]["layer output"] == says(mixed, "output")
-
-
-def test_spans_and_scales_have_their_step_in_both_languages():
+def test_spans_and_scales_of_heads_are_steps():
     x, bias = normal(2, 3, 4), normal(3, 3)
-    labels, table = np.array([0, 1, -1]), np.array([[0.5, -np.inf], [2.0, 1.0]])
     added = np.array([[0.5, -np.inf, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    t = ch.trace(x, x, x, spans=(labels, labels, table), scale=[0.5, -2.0])
-    formulas = [step.formula for step in t.steps]
-    assert formulas[4:6] == ["S' = s_h·S", "B = S' + spans"]
+    t = ch.trace(x, x, x, spans=(LABELS, LABELS, TABLE), bias=bias, scale=[0.5, -2.0])
+    assert [step.formula for step in t.steps][4:6] == ["S' = s_h·S", "B = S' + bias + spans"]
     np.testing.assert_allclose(t.scaled, x @ x.swapaxes(-1, -2) * np.array([0.5, -2.0])[:, None, None])
-    np.testing.assert_array_equal(t.biased, t.scaled + added)
-    assert says(t, "biased") == "a number added to the scores for each pair of a query's and a key's span; -∞ forbids"
-    assert says(t, "biased", "zh") == "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"
-    words = t.document().header["words"]
-    assert [words[language]["biased"] for language in ("en", "zh")] == [says(t, "biased"), says(t, "biased", "zh")]
-    both = ch.trace(x, x, x, spans=(labels, labels, table), bias=bias)
-    assert next(step.formula for step in both.steps if step.name == "biased") == "B = S' + bias + spans"
+    np.testing.assert_allclose(t.biased, t.scaled + bias + added)
     assert t.difference < 1e-12
 
 
@@ -217,38 +222,6 @@ def test_widths_of_keys_and_values_may_differ(capsys, d_k, d_v):
     assert (t.scores.shape, t.weights.shape, t.output.shape) == ((3, 5), (3, 5), (3, d_v))
     assert main(["shapes", f"d_k={d_k}", f"d_v={d_v}"]) == 0
     assert (f"d_k = {d_k} and d_v = {d_v} need not be equal" in capsys.readouterr().out) == (d_k != d_v)
-
-
-def layer(convention, w_o=True, **rules):
-    rng = fresh()
-    x, w = rng.standard_normal((5, 4)), rng.standard_normal((4, 4, 4))
-    arrays = [x, *(w if w_o else w[:3])]
-    turned = [a.T if convention == "columns" else a for a in arrays]
-    return ch.trace_layer(*turned, num_heads=2, convention=convention, **rules)
-
-
-def test_the_sentences_speak_of_columns_where_tokens_are_columns():
-    rows, columns = layer("rows", w_o=False), layer("columns", w_o=False)
-    assert says(columns, "weights") == "no weight is negative, and each column, the weights of one query, sums to 1"
-    assert says(columns, "scores") == "how well each key matches each query: entry (j, i) is k_j·q_i"
-    assert says(columns, "concat") == "the heads one above the other"
-    for name in ("x", "scores", "weights", "concat", "output"):
-        for language in LANGUAGES:
-            assert says(rows, name, language) != says(columns, name, language)
-        assert "column" not in says(rows, name)
-    for language in LANGUAGES:
-        words = columns.document().header["words"][language]
-        assert [words[name] for name in ("x", "scores", "weights", "concat")] == [
-            says(columns, name, language) for name in ("x", "scores", "weights", "concat")
-        ]
-
-
-def test_a_layer_says_which_scale_and_sinks_it_has():
-    t = layer("rows", scale=0.3, sinks=[0.5, 1.0])
-    assert says(t, "scaled") == "scaled, so that the softmax does not put everything on one key"
-    assert "√" not in says(t, "scaled", "zh")
-    assert says(t, "weights").endswith("its sink's share sum to 1")
-    assert says(layer("columns", sinks=[0.5, 1.0]), "weights").startswith("no weight is negative; each column,")
 
 
 @pytest.mark.parametrize("convention", ["rows", "columns"])
