@@ -155,6 +155,7 @@ def test_trace_shows_the_head_and_batch_entry_asked_for(batches):
         assert "--batch N shows another" in said
     assert "head 4 is outside 0..3" in refused("trace", place, "--head", 4)
     assert "batch -1 is outside 0..2" in refused("trace", place, "--batch", -1)
+    assert "query 5 is outside 0..4: the file has 5 queries" in refused("trace", place, "--query", 5)
 
 
 def test_trace_shows_the_head_whose_claim_is_wrong(batches):

@@ -161,15 +161,6 @@ def test_a_zip_bomb_is_recognised_by_its_declared_size(tmp_path: Path):
         check_file(place)
 
 
-def test_a_zip_that_declares_less_than_it_holds_is_refused(tmp_path: Path):
-    place = bomb(tmp_path / "bomb.npz", 2**26)
-    data = place.read_bytes()
-    size = struct.pack("<I", 2**26 + len(header((2**23,))))
-    place.write_bytes(data.replace(size, struct.pack("<I", 1000)))
-    with pytest.raises(FileError, match=r"not a readable \.npz file: Bad CRC-32"):
-        check_file(place)
-
-
 def test_a_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     np.savez_compressed(tmp_path / "case.npz", q=np.zeros((1000, 100)), k=np.eye(2), v=np.eye(2))
     (tmp_path / "case.json").write_text(case(q=json.dumps(np.zeros((300, 100)).tolist())))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
+from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.cache import turned
 from programs import python
@@ -218,7 +218,6 @@ def test_copies_and_compiled_layers_give_the_same_output():
         (lambda: made()(normal(2, 3, 12).float()), DtypeError, "x is torch.float32 but the layer is torch.float64"),
         (lambda: made()(normal(2, 3, 5)), ShapeError, "x has shape"),
         (lambda: made()(normal(2, 3, 12), normal(3, 12)), ShapeError, "context has shape"),
-        (lambda: made()(normal(2, 3, 12), masks=1), ClearheadError, "unknown rule `masks`"),
     ],
 )
 def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exception], words: str):
