@@ -23,7 +23,7 @@ from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
+from clearhead.textbook.page import Edited, PageLayer, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
@@ -97,7 +97,7 @@ class HeadSteps(Tabular, Framing):
             "layer_output": listed(self.run.output),
             "token_arithmetic": {name: listed(getattr(self.row, name)) for name in arithmetic}
             | {"difference_from_the_matrix": self.row.difference},
-            "check": self.trace.check._asdict(),
+            "check": {"engine": self.trace.engine, "largest_difference": self.trace.difference},
             "way": None if self.way is None else self.way.to_json(),
             "ways": [each.to_json() for each in self.ways],
         }
@@ -130,7 +130,7 @@ def document(
         weights = {}
     kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
-    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
+    told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
     layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
     if g is not None:
         after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
@@ -138,7 +138,7 @@ def document(
     if seen.before is not None:
         logits |= _sorted_logits(seen, "edited.logits")
         edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
-    made = story(layers if edited else after, scene, edited, kept)
+    made = story(layers if edited else after, seen.text, language, told, edited=edited, kept=kept)
     return replace(made, arrays={**made.arrays, **logits})
 
 
@@ -165,7 +165,7 @@ def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, A
         "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
         "following": following,
         "entropy": listed(seen.entropy),
-        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+        "check": both("check", engine=seen.trace.engine, difference=seen.trace.difference),
         "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways),
         "looks": {"query": seen.token, "heads": looks},

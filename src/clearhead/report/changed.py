@@ -15,7 +15,7 @@ from clearhead.explaining.texts import parts_of, token_name
 from clearhead.report.cells import columns, figure, label, listed, note, title
 from clearhead.report.console import sections
 from clearhead.report.explained import opening
-from clearhead.report.heat import matrices
+from clearhead.report.heat import matrix
 from clearhead.report.streams import printable
 from clearhead.words import Language, say
 
@@ -67,9 +67,10 @@ def _matrices(console: Console, seen: HeadSteps, language: Language) -> Iterator
     if seen.chosen[1]:
         yield note(say(language, "moved furthest", token=seen.token))
     names = parts_of(seen.tokens, seen.text).names
-    sides = [(run.weights, np.isneginf(run.masked)) for run in runs]
-    headings = [title(say(language, key)) for key in ("before", "after")]
-    yield from matrices(console, sides, names, names, language, headings)
+    high = float(max(run.weights.max() for run in runs))
+    for key, run in zip(("before", "after"), runs, strict=True):
+        yield title(say(language, key))
+        yield from matrix(console, run.weights, np.isneginf(run.masked), names, names, language, high)
     if seen.run.factors is not None and seen.run.factors[seen.head] != 1:
         yield note(say(language, "times", factor=float(seen.run.factors[seen.head])))
     if np.array_equal(runs[0].weights, runs[1].weights):

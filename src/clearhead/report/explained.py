@@ -19,7 +19,7 @@ from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
-from clearhead.report.heat import matrices
+from clearhead.report.heat import matrix
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.tables import aligned, bar
 from clearhead.words import Language, formula, say
@@ -124,7 +124,7 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
         yield note(say(language, "chosen", token=seen.token, change=signed(seen.change)))
     names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
-    yield from matrices(console, [(seen.trace.weights, masked)], names, names, language)
+    yield from matrix(console, seen.trace.weights, masked, names, names, language)
     sums = seen.trace.weights.sum(axis=-1)[~masked.all(axis=-1)]
     words = sum_words(language, sums, rows=True, sinks="sinks" in seen.run.rules)
     yield note(f"{say(language, 'axes')}{say(language, 'also')}{words}")
@@ -132,13 +132,10 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
 
 def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = False) -> str:
     """A sentence on what each query's weights sum to; `rows` says whether a query's weights are a row or a column."""
-    which, low, high = "rows" if rows else "columns", float(sums.min(initial=1)), float(sums.max(initial=0))
-    deviation = float(np.abs(sums - 1).max(initial=0))
+    which = "rows" if rows else "columns"
     if sinks:
-        return say(language, f"{which} sum sinks", low=low, high=high)
-    if deviation > 1e-6:  # weights that were given; those that were computed are nearer
-        return say(language, f"{which} sum off", low=low, high=high)
-    return say(language, f"{which} sum", deviation=deviation)
+        return say(language, f"{which} sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))
+    return say(language, f"{which} sum", deviation=float(np.abs(sums - 1).max(initial=0)))
 
 
 def _arithmetic(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
@@ -164,8 +161,7 @@ def _arithmetic(_: Console, seen: HeadSteps, language: Language) -> Iterator[Tex
     for name, weight, output, style in sums if len(rest) else sums[1:]:
         yield columns((33, -10, 0), [f"  {name}", figure(weight, 4, 10), _values(output, count)], style)
     yield note(say(language, "agree", difference=row.difference))
-    engine, difference = seen.trace.check
-    yield note(say(language, "check", engine=engine, difference=difference))
+    yield note(say(language, "check", engine=seen.trace.engine, difference=seen.trace.difference))
 
 
 def _values(row: Array, count: int) -> str:
