@@ -154,7 +154,7 @@ EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
-_EDITS = "--cut, --boost and --off are for one run of a text, not for the page of a file's every head."
+_EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
 _EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
@@ -166,16 +166,15 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
     (f"{_ANY} exact|dtype", "", _LONE, "leave --{name} out."),
-    ("edits page", "", _EDITS, 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
+    (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
     ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
     ("alone", "token", ""),  # steps without the answer
-    ("alone", "edits", f"steps|{_ANY}"),
     ("steps", "steps all", ""),
-    ("steps", "layer head", "edits"),
+    ("steps", "layer head", ""),
     ("way", "way all", ""),
     ("answer", " ".join(OF_ANSWER), ""),
 )

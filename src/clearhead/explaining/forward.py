@@ -1,6 +1,5 @@
 """A model's forward pass, checked: with its residual stream, with one head as a small problem, or with every head."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 

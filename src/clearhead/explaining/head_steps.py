@@ -23,7 +23,7 @@ from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import Edited, PageLayer, both, story
+from clearhead.textbook.page import PageLayer, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
@@ -131,28 +131,17 @@ def document(
     kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
-    layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
+    layers = [_page_layer(seen, number, weights) for number in range(config.layers)]
     if g is not None:
-        after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
-    logits, edited = _sorted_logits(first, "logits"), cast("Edited | None", None)
-    if seen.before is not None:
-        logits |= _sorted_logits(seen, "edited.logits")
-        edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
-    made = story(layers if edited else after, seen.text, language, told, edited=edited, kept=kept)
+        layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
+    made = story(layers, seen.text, language, told, kept=kept)
+    # the largest first: the page computes the softmax of what follows the text at other temperatures
+    logits = {} if seen.logits is None else {"logits": -np.sort(-seen.logits.astype(np.float32))}
     return replace(made, arrays={**made.arrays, **logits})
 
 
-def _sorted_logits(seen: HeadSteps, name: str) -> dict[str, Array]:
-    """The logits of what follows the text, the largest first: the page computes the softmax at other temperatures."""
-    return {} if seen.logits is None else {name: -np.sort(-seen.logits.astype(np.float32))}
-
-
-def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, Any]:
-    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check.
-
-    logits   the name of the array of sorted logits
-    """
-    others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
+def _run_facts(seen: HeadSteps) -> dict[str, Any]:
+    """What the page says of the run: next tokens, entropy, the check, the way, the keys that heads look at."""
     following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
     texts = [choice.text for choice in seen.sampled]
     looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
@@ -162,14 +151,13 @@ def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, A
         pairs = zip(rows, order, strict=True)
         looks.append([[(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in pairs])
     return {
-        "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
+        "next": [[c.text, c.probability] for c in seen.next] or None,
         "following": following,
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.engine, difference=seen.trace.difference),
-        "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
         "way": for_page(seen.ways),
         "looks": {"query": seen.token, "heads": looks},
-        "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
+        "sampling": None if seen.logits is None else {"logits": "logits", "texts": texts},
     }
 
 
@@ -193,5 +181,4 @@ def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> P
     assert described.v is not None
     arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
     arrays |= {"output": run.output[None], **(weights if chosen else {})}
-    factors = None if run.factors is None else run.factors.tolist()
-    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number, factors)
+    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number)

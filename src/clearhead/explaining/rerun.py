@@ -93,9 +93,7 @@ def hidden(
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 
 
-def heads_off(
-    model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]]
-) -> list[Rerun]:
+def heads_off(model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]]) -> list[Rerun]:
     """Runs in which one head's output is 0 in the rows that say the answer."""
 
     def variant(each: Based, place: tuple[int, int]) -> Variant:
@@ -137,9 +135,7 @@ def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> l
     return [made[place] for place in places]
 
 
-def each_off(
-    model: LanguageModel, based: Sequence[Based], effects: Array, count: int
-) -> dict[tuple[int, int], Rerun]:
+def each_off(model: LanguageModel, based: Sequence[Based], effects: Array, count: int) -> dict[tuple[int, int], Rerun]:
     """Runs without each head in the rows that answer, by layer and head.
 
     A model in PyTorch, and of a long answer any, runs only the `count` heads of the largest effects, (layers, heads).

@@ -1,7 +1,7 @@
 """`ch.explain`: a text is run through a model, and one token's attention in one head is shown step by step."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -52,8 +52,8 @@ def steps_of_text(
     `to_html`, `to_json`. In a notebook it is shown as its page.
     Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token, RuleError
     for counts that are no whole numbers, ShapeError for an empty text or one that is too long, FileError for a model
-    that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers
-    take O(tokens²) memory.
+    that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model +
+    tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
 
     >>> seen = steps_of_text("humpty dumpty sat on")
     >>> seen.next[0].text, seen.trace.weights.shape

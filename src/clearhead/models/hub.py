@@ -7,7 +7,7 @@ building stops at more parameters than the files can have, and missing weights a
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -139,9 +139,7 @@ class HubModel:
             attended = np.asarray((layer.matrix() @ layer.v)[0])
             layers.append(LayerRun(x, q, k, v, attended, output, rules, biases=None))
         logits = getattr(out, "logits", None)
-        return ForwardPass(
-            layers, None if logits is None else logits[0].float().numpy(), ids=tuple(ids)
-        )
+        return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), ids=tuple(ids))
 
 
 def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:

@@ -13,7 +13,7 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answer_words import attending, following, kinds_of
 from clearhead.explaining.head_steps import HeadSteps
-from clearhead.explaining.texts import Split, parts_of, token_name
+from clearhead.explaining.texts import Reading, Split, parts_of, token_name
 from clearhead.explaining.why_lists import HeadEffect
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
@@ -30,7 +30,7 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print all of it, the answer first."""
-    rest = (part(console, seen, language) for part in (opening, _layer, _weights, _arithmetic))
+    rest = (part(console, seen, language) for part in (_opening, _layer, _weights, _arithmetic))
     sections(console, [answer(seen, language), *rest])
 
 
@@ -91,17 +91,21 @@ def split_note(split: Split | None, language: Language) -> Iterator[Text]:
         yield note(say(language, "split", **safe._asdict()))
 
 
-def opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
+def opening(console: Console, model: LanguageModel, read: Reading, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
-    yield from about(seen.model, language)
+    yield from about(model, language)
     yield Text()
-    names, split = parts_of(seen.tokens, seen.text)
-    forms = ["({})" if token.template else "{}" for token in seen.tokens]
+    names, split = parts_of(read.tokens, read.text)
+    forms = ["({})" if token.template else "{}" for token in read.tokens]
     words = [f"{i} {form.format(spelled(name))}   " for i, (name, form) in enumerate(zip(names, forms, strict=True))]
     yield from wrapped(console, say(language, "tokens") + "  ", words)
-    if any(token.template for token in seen.tokens):
+    if any(token.template for token in read.tokens):
         yield note(say(language, "template"))
     yield from split_note(split, language)
+
+
+def _opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
+    yield from opening(console, seen.model, Reading(seen.text, seen.tokens, []), language)
     if seen.generated:
         yield note(say(language, "generated", count=seen.generated))
 
