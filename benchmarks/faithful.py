@@ -201,7 +201,7 @@ class Asked(NamedTuple):
     def hidden(self, lists: Sequence[Sequence[int]]) -> list[float]:
         """The number y with each list of parts hidden."""
         tokens = [[token for part in each for token in self.parts[part].tokens] for each in lists]
-        return [one.value for one in rerun.hidden(self.model, self.again.based, tokens, ())]
+        return [one.value for one in rerun.hidden(self.model, self.again.based, tokens)]
 
 
 class Score(NamedTuple):

@@ -1,4 +1,4 @@
-"""`clearhead explain` with edits, against the same edits made by hand with dense masks, in NumPy and in Transformers."""
+"""`clearhead explain` with edits beside edits made by hand with dense masks, in NumPy and in Transformers."""
 
 import json
 from functools import cache

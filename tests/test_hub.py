@@ -16,9 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 import clearhead as ch
-from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
-from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import hub
 from clearhead.models import model as gpt2
@@ -80,43 +78,6 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
         np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
         np.testing.assert_allclose(seen.run.output, to_output(joined), atol=1e-5)
     assert {"q": "Q = q(X)", "output": "U = o(H)"}.items() <= {step.name: step.formula for step in seen.steps}.items()
-
-
-@pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
-def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
-    place, model = saved(tmp_path, FAMILY[name])
-    edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
-    edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
-    seen = steps_of_text(TEXT, hub.load(place), edits=edits)
-    assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
-    words, first = TEXT.split(), []
-
-    def of_first(path: str) -> bool:
-        first[:] = [".0." in path]
-        return True
-
-    boost, cut = added(1.5, None, [0, 1]), added(-np.inf, [words.index("great")], [words.index("wall")], [2])
-    logits = lambda scores: (boost if first[0] else cut)(scores)  # noqa: E731
-    hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
-    ids = torch.tensor([[token.id for token in seen.tokens]])
-    with torch.no_grad(), by_hand(model.eval(), hand):
-        out = model(ids)
-    for layer, (weights, _) in enumerate(hand.kept.values()):
-        if layer == seen.layer:
-            np.testing.assert_allclose(seen.trace.weights, weights[0, seen.head], atol=2e-5)
-    assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
-    if hasattr(out, "logits"):
-        shares = out.logits[0, -1].double().softmax(-1)
-        truth = [float(shares[token.id]) for token in seen.moved.next]
-        assert [token.after for token in seen.moved.next] == pytest.approx(truth, abs=1e-5)
-    with pytest.raises(SelectionError, match="there is no layer 2"):
-        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[2]))
-
-
-def test_edits_of_a_layer_that_runs_several_times_are_refused(tmp_path: Path):
-    place, _ = saved(tmp_path, FAMILY["albert"])
-    with pytest.raises(RuleError, match="explain edits layers that each run once"):
-        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
 
 
 def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -139,8 +139,8 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     for ours, theirs in zip((layer.residual for layer in back), streams, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
     gates = np.where(np.arange(N) % 3 == 1, -np.inf, 0.0)  # rows of keys that no later row sees are left out
-    (left,) = model.again(run, [Variant((), gates, 1)], range(N - 1, N))
-    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant((), gates)])[-1][0, -1:]))
+    (left,) = model.again(run, [Variant(gates, 1)], range(N - 1, N))
+    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)])[-1][0, -1:]))
     np.testing.assert_allclose(left, gated, atol=1e-4 * max(1, np.abs(gated).max()))
     made = model.generate(ids, 12)
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
@@ -267,9 +267,10 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
 def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch):
     model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
     ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on a wall")]
-    kept = model.run(ids, edits=edits)
-    monkeypatch.setattr(decoder, "LONG", 0)
-    made = model.run(ids, edits=edits)
+    with ch.change(model, edits):
+        kept = model.run(ids)
+        monkeypatch.setattr(decoder, "LONG", 0)
+        made = model.run(ids)
     (layer, place), (whole, row) = made.attended(1, 4), kept.attended(1, 4)
     np.testing.assert_allclose(layer.output[place], whole.output[row], atol=1e-5)
     for x, y in zip(made.stream(4), kept.stream(4), strict=True):
