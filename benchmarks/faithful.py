@@ -201,7 +201,7 @@ class Asked(NamedTuple):
     def hidden(self, lists: Sequence[Sequence[int]]) -> list[float]:
         """The number y with each list of parts hidden."""
         tokens = [[token for part in each for token in self.parts[part].tokens] for each in lists]
-        return [one.value for one in rerun.hidden(self.model, self.again.based, tokens, ())]
+        return [one.value for one in rerun.hidden(self.model, self.again.based, tokens)]
 
 
 class Score(NamedTuple):
@@ -222,9 +222,9 @@ def asked(model: Model, made: Item) -> Asked | None:
     run = model.run(ids)
     answer = int(np.argmax(run.logits[-1]))
     based = rerun.based_on(Target(ids, (answer,), None, odds=True), run)
-    again = Again(model, [based], (), based.value, "first", 0, (0, 0))
+    again = Again(model, [based], based.value, "first", 0, (0, 0))
     sources = [token for source in made.sources for token in cut[source].tokens]
-    (without,) = rerun.hidden(model, again.based, [sources], ())
+    (without,) = rerun.hidden(model, again.based, [sources])
     said = model.tokenizer.text(answer)
     if not said.strip() or not made.answer.startswith(said) or without.likeliest == answer:
         return None
@@ -245,7 +245,7 @@ def integrated(one: Asked, most: int) -> Score:
     low, total = part_runs.begin(one.again, gated)
     passes, scores, points = 2 + part_runs.LOWS.index(low), [np.inf], 4
     while points <= most and abs(total - sum(scores)) > 0.05 * abs(total):
-        heads = integral(one.model, one.again.based[0].target, gated, points, low, (), iter).heads
+        heads = integral(one.model, one.again.based[0].target, gated, points, low, iter).heads
         scores = [float(heads[..., part.tokens].sum()) for part in one.parts]
         passes, points = passes + 2 * points, 2 * points
     return Score(scores, passes)

@@ -54,7 +54,7 @@ def with_gpt2_weights(model, weights):
             weight, bias = (weights[name] for name in _names(layer, theirs))
             made |= {f"blk.{layer}.{ours}.weight": weight.T, f"blk.{layer}.{ours}.bias": bias}
     stored = {name: Stored(kind, array.shape, np.asarray(array, dtype)) for name, array in made.items()}
-    return replace(model, decoder=Decoder(model.config, Weights(stored, 2**40, dtype.type)))
+    return replace(model, decoder=Decoder(model.config, Weights(stored, dtype.type)))
 
 
 def in_float64(model):

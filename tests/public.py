@@ -11,7 +11,7 @@ from typing import Any
 
 import clearhead
 
-MORE = ("hf", "vllm", "textbook.sparse", "textbook.why_scale", "explaining.learning")  # clearhead loads the rest
+MORE = ("hf", "vllm", "textbook.costs", "textbook.why_scale", "explaining.learning")  # clearhead loads the rest
 INSIDE = tuple(
     f"clearhead.{part}" for part in ("view.", "core.call", "core.state", "engines.base", "textbook.page")
 )  # nobody's business

@@ -43,9 +43,10 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result |= {"effects' top": effects.top.values, "effects' top keys": effects.top.indices}
     result |= {"top keys": seen.top.indices, **effects.image._asdict(), "strongest values": effects.strongest.value}
     result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items() if name != "value"}
-    traced, weighed = ch.trace(q, k, v), ch.trace_weights(abs(q[..., :6]), v)
-    result |= {"traced": traced.weights, "a token": traced.token(1).output, "rolled out": ch.rollout([A], query=1)}
-    return result | {"of weights": weighed.output, "of a weight": weighed.token(1).contributions}
+    traced = ch.trace(q, k, v)
+    return result | {
+        "traced": traced.weights, "a token": traced.token(1).contributions, "rolled out": ch.rollout([A], query=1),
+    }  # fmt: skip
 
 
 @each_engine([name for name in engines.NAMES if name != "triton"])  # which computes neither effects nor groups

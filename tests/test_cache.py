@@ -58,14 +58,6 @@ def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
     assert cache.lengths.tolist() == taken.tolist() == [10, 12]
 
 
-def test_a_shorter_sequence_does_not_see_beyond_its_own_length():
-    q, k = (normal(2, 1, 5, 4, seed=seed) for seed in range(2))
-    cache = KVCache(2, 1, 4, 4, dtype=F64)
-    keys, values, rules = cache.append(k, k, torch.tensor([3, 5]))
-    for b, length in enumerate((3, 5)):
-        close(ch.attention(q, keys, values, **rules)[b], ch.attention(q[b], k[b, :, :length], k[b, :, :length]))
-
-
 def test_cropping_the_cache():
     layer, x = made(causal=True, rotary=1e4, d_k=4), normal(3, 8, 12)
     cache = room(layer, batch=3)
@@ -110,14 +102,11 @@ ONE = torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3)
 WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
     "k": (lambda c: c.append(torch.ones(2, 2, 1, 4), ONE[1]), ShapeError, "k has shape"),
     "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, "v has shape"),
-    "axes": (lambda c: c.append(ONE[0][0], ONE[1]), ShapeError, "k has shape"),
     "dtype": (lambda c: c.append(ONE[0].double(), ONE[1]), DtypeError, "k is torch.float64 but the cache holds"),
     "counts": (lambda c: c.append(*ONE, torch.tensor([2, 0])), RuleError, r"counts is \[2, 0\]"),
     "counts' dtype": (lambda c: c.append(*ONE, torch.tensor([0.5, 1])), RuleError, r"counts is \[0.5, 1.0\]"),
     "counts' shape": (lambda c: c.append(*ONE, torch.ones(3).int()), RuleError, "counts is"),
     "length": (lambda c: c.crop(-1), RuleError, "length is"),
-    "length's shape": (lambda c: c.crop(torch.tensor([1, 2, 3])), RuleError, "length is"),
-    "length's dtype": (lambda c: c.crop(1.5), RuleError, "length is"),
 }
 
 
@@ -131,33 +120,15 @@ def test_a_refused_call_leaves_the_cache_unchanged(call: Any, error: type[Clearh
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
-def test_an_error_in_the_layer_leaves_the_cache_unchanged():
-    layer, x = made(causal=True), normal(2, 6, 12)
-    cache = room(layer)
-    layer(x[:, :3], cache=cache)
-    with pytest.raises(ShapeError, match=r"^mask has shape"):
-        layer(x[:, 3:], cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(RuleError, match=r"^query_offset and kv_lengths are the cache's to say"):
-        layer(x[:, 3:], cache=cache, query_offset=3)
-    assert cache.lengths.tolist() == [3, 3]
-    close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
-
-
-SIZES: dict[str, Any] = {"batch": 1, "kv_heads": 2, "d_k": 3, "d_v": 4}
-
-
-@pytest.mark.parametrize("name", [*SIZES, "capacity"])
-@pytest.mark.parametrize("value", [0, -2, 1.5, True, "a", torch.ones(1)])
-def test_invalid_sizes_are_refused(name: str, value: Any):
-    with pytest.raises(RuleError, match=f"^{name} is .*: expected a whole number from 1 up"):
-        KVCache(**{**SIZES, name: value})
-
-
-def test_sizes_may_be_numpy_integers_and_dtypes_floats():
-    cache = KVCache(**SIZES, capacity=np.int64(1))
-    assert cache.append(torch.ones(1, 2, 1, 3), torch.ones(1, 2, 1, 4))[0].shape == (1, 2, 1, 3)
+@pytest.mark.parametrize("name", ["batch", "kv_heads", "d_k", "d_v", "capacity"])
+def test_invalid_sizes_are_refused(name: str):
+    sizes: dict[str, Any] = {"batch": 1, "kv_heads": 2, "d_k": 3, "d_v": 4}
+    for value in (0, 1.5, True, "a"):
+        with pytest.raises(RuleError, match=f"^{name} is .*: expected a whole number from 1 up"):
+            KVCache(**{**sizes, name: value})
     with pytest.raises(DtypeError, match=r"^dtype is torch.int32: expected"):
-        KVCache(**SIZES, dtype=torch.int32)
+        KVCache(**sizes, dtype=torch.int32)
+    assert KVCache(**{**sizes, name: np.int64(2)}).keys.ndim == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -221,19 +192,24 @@ def test_a_step_tells_autograd_that_it_wrote_to_the_cache():
         read.backward()
 
 
-def test_a_step_that_fails_leaves_the_cache_as_it_was():
-    layer, x = MultiHeadAttention(8, 2, causal=True, rotary=1e4), torch.randn(1, 1, 8)
+def test_a_call_that_fails_leaves_the_cache_as_it_was():
+    layer, x = MultiHeadAttention(8, 2, causal=True, rotary=1e4), torch.randn(1, 6, 8)
     cache = KVCache(1, 2, 4, 4)
     with torch.no_grad():
-        for _ in range(3):
-            layer(x, cache=cache)
+        for place in range(3):
+            layer(x[:, place : place + 1], cache=cache)
         before = cache.keys.clone()
-        with pytest.raises(ShapeError):
-            layer(x.expand(2, 1, 8), cache=cache)
-        with pytest.raises(RuleError):
-            layer(x, cache=cache, query_offset=7)
+        for error, tokens, rules in (
+            (ShapeError, x[:, :1].expand(2, 1, 8), {}),
+            (RuleError, x[:, :1], {"query_offset": 7}),
+            (RuleError, x[:, 3:], {"kv_lengths": 3}),
+            (ShapeError, x[:, 3:], {"mask": torch.ones(5, 5, dtype=torch.bool)}),
+        ):
+            with pytest.raises(error):
+                layer(tokens, cache=cache, **rules)
         assert cache.step(*(torch.randn(1, 2, 1, 4) for _ in range(3)), {"query_offset": 7}) is None
-    assert (len(cache), torch.equal(cache.keys, before)) == (3, True)
+        assert (len(cache), torch.equal(cache.keys[:, :, :3], before[:, :, :3])) == (3, True)
+        close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gate

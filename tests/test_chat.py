@@ -100,5 +100,5 @@ def test_the_commands_take_messages_and_a_file_before_them(tmp_path):
     assert [part["text"] for part in data["parts"]] == [f"{PLACE}.", f"{PLACE}."]
     assert data["trust"]["masks"] == 16
     assert 1 <= len(data["answer"].split()) <= 3
-    words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words", "--memory", "0.5")
+    words = call("explain", "--chat", QUESTION, "--answer", "hill to fetch", "--parts", "words")
     assert words.stdout.startswith("jack and jill went up the → hill to fetch  ")

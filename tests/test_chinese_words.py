@@ -196,5 +196,5 @@ def test_reports_of_heads_and_tokens_print_small_weights(weight):
     for text in (sink, previous, local, entropy):
         assert_says(text, weight)
     row = np.array([1 - weight, weight])
-    token = TokenTrace(0, row, row, row, row[:, None], np.array([weight]), 0.0)
+    token = TokenTrace(0, row, row, row, row[:, None], np.array([weight]), 0.0, 1.0, row, row)
     assert_says(token.written_out().split(" + ")[1].split("·")[0], weight)

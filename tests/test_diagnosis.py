@@ -185,8 +185,8 @@ def test_decimals_rounded_for_printing_are_right(tmp_path):
 
 
 def test_numbers_that_a_mistake_gives_exactly():
-    a, v = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[1.0, 0], [0, 4]])
-    assert "This gives your numbers exactly;" in str(ch.diagnose_weights(a, v, a.T @ v))
+    q, k = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]])
+    assert "This gives your numbers exactly;" in str(ch.diagnose(q, k, k, q @ k, stage="scores"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from terminal import call
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
     "why": (["explain", "mary had a little", "--why"], (".carried", ".map-of", "#step-way")),
-    "edited": (["explain", "mary had a little", "--off", "0.3"], (".map-of", ".edits")),
     "generated": (["explain", "humpty dumpty", "--generate", "4"], (".map-of", ".decoding")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
     "learn": (["learn"], ("canvas, svg",)),

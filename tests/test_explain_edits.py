@@ -1,4 +1,4 @@
-"""`explain` with edits, against the same edits made by hand with dense masks, in NumPy and in Transformers."""
+"""`clearhead explain` with edits beside edits made by hand with dense masks, in NumPy and in Transformers."""
 
 import json
 from functools import cache
@@ -9,9 +9,9 @@ import pytest
 
 import clearhead as ch
 from clearhead.changing.edits_text import edits_from_options
-from clearhead.errors import RuleError, SelectionError
-from clearhead.explaining.steps import steps_of_text
+from clearhead.explaining.texts import read
 from clearhead.models import model as gpt2
+from clearhead.report.changed import moved
 from dense_gpt2 import WORDS, dense, softmax
 from seeds import fresh
 from terminal import call
@@ -21,9 +21,8 @@ shipped = cache(gpt2.load)
 
 
 def by_hand(model, ids, added, factors):
-    """The last token's probabilities, the weights and the heads' outputs, with dense logits added by hand."""
-    logits, weights, outputs = dense(model, ids, added=added, factors=factors)
-    return softmax(logits[-1]), weights, outputs
+    """The last token's probabilities, with dense logits added and heads multiplied by hand."""
+    return softmax(dense(model, ids, added=added, factors=factors)[0][-1])
 
 
 def drawn(rng):
@@ -66,84 +65,56 @@ def test_terminal_and_json_have_numbers_of_edits_made_by_hand(tmp_path):
         done = call("explain", text, *options, "--json", place)
         assert done.returncode == 0, (options, done.stderr)
         seen = json.loads(place.read_text(encoding="utf-8"))
-        shares, weights, outputs = by_hand(model, ids, added, factors)
-        plain, plain_weights, plain_outputs = by_hand(model, ids, 0 * factors[..., None, None], np.ones_like(factors))
-        layer, head = seen["layer"], seen["head"]
-        np.testing.assert_allclose(seen["head_steps"]["weights"], weights[layer, head], atol=2e-5)
-        np.testing.assert_allclose(seen["before"]["head_steps"]["weights"], plain_weights[layer, head], atol=2e-5)
-        np.testing.assert_allclose(seen["token_arithmetic"]["weights"], weights[layer, head, -1], atol=2e-5)
-        for side, truth in ((seen, shares), (seen["before"], plain)):
-            np.testing.assert_allclose([c["probability"] for c in side["next"]], np.sort(truth)[::-1][:5], atol=2e-5)
-            np.testing.assert_allclose([truth[c["id"]] for c in side["next"]], np.sort(truth)[::-1][:5], atol=2e-5)
-        for token in seen["moved"]["next"]:
-            assert token["before"] == pytest.approx(plain[token["id"]], abs=2e-5)
-            assert token["after"] == pytest.approx(shares[token["id"]], abs=2e-5)
-        assert max(abs(t["after"] - t["before"]) for t in seen["moved"]["next"]) == pytest.approx(
-            np.abs(shares - plain).max(), abs=4e-5
-        )
-        moved = np.linalg.norm((outputs - plain_outputs)[:, :, -1], axis=-1)
-        np.testing.assert_allclose(seen["moved"]["head_distance"], moved, atol=2e-4)
-        np.testing.assert_allclose(
-            seen["moved"]["head_length"], np.linalg.norm(plain_outputs[:, :, -1], axis=-1), atol=2e-4
-        )
-        assert_printed(done.stdout, seen)
+        after = by_hand(model, ids, added, factors)
+        before = by_hand(model, ids, 0 * factors[..., None, None], np.ones_like(factors))
+        tokens = seen["next"]
+        for token in tokens:
+            assert token["before"] == pytest.approx(before[token["id"]], abs=2e-5)
+            assert token["after"] == pytest.approx(after[token["id"]], abs=2e-5)
+        for name, shares in (("before", before), ("after", after)):
+            likeliest = sorted((token[name] for token in tokens), reverse=True)[:5]
+            np.testing.assert_allclose(likeliest, np.sort(shares)[::-1][:5], atol=2e-5)
+        most = max(abs(token["after"] - token["before"]) for token in tokens)
+        assert most == pytest.approx(np.abs(after - before).max(), abs=4e-5)
+        assert_printed(done.stdout, tokens)
 
 
-def assert_printed(text, seen):
+def assert_printed(text, tokens):
     """The terminal has the numbers of the JSON."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("next tokens")) + 2
-    for line, token in zip(lines[start : start + 8], seen["moved"]["next"], strict=False):
+    for line, token in zip(lines[start:], tokens, strict=False):
         before, after = (float(x[:-1]) / 100 for x in line.split()[-3:-1])
         assert before == pytest.approx(token["before"], rel=0.06, abs=6e-5)
         assert after == pytest.approx(token["after"], rel=0.06, abs=6e-5)
         assert float(line.split()[-1]) == pytest.approx(100 * (token["after"] - token["before"]), rel=0.06, abs=6e-3)
-    rows = lines[next(i for i, line in enumerate(lines) if "row of A" in line) + 2 :]
-    both = np.array([seen["before"]["token_arithmetic"]["weights"], seen["token_arithmetic"]["weights"]])
-    for line in rows[: min(8, both.shape[1])]:
-        key = int(line.split()[0])
-        for word, weight in zip(line.split()[-3:-1], both[:, key], strict=True):
-            assert weight == (0 if word == "masked" else pytest.approx(float(word), abs=6e-5))
 
 
-def test_without_edits_nothing_changes():
-    seen = steps_of_text(TEXT, shipped())
-    assert (seen.edits, seen.before, seen.moved) == ((), None, None)
-    assert not {"edits", "before", "moved"} & set(seen.to_json())
-    same = steps_of_text(TEXT, shipped(), edits=ch.boost(keys="mary", by=0), layer=seen.layer, head=seen.head)
-    assert same.moved.heads(5) == []
-    np.testing.assert_array_equal(same.trace.weights, seen.trace.weights)
-    assert same.before.next == seen.next == same.next
-    assert same.to_json()["before"] == seen.to_json()
+def test_a_model_in_pytorch_is_edited_as_the_decoder_in_numpy():
+    from clearhead.models import hub
+
+    other = hub.load(str(Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED))
+    edits = edits_from_options([("cut", "2:>1,2@0.4"), ("cut", "little>had@1"), ("off", "0.2")], None, None, "first")
+    one, two = (moved(model, read(model, TEXT), edits, iter) for model in (shipped(), other))
+    assert [token["id"] for token in one] == [token["id"] for token in two]
+    for name in ("before", "after"):
+        np.testing.assert_allclose([x[name] for x in one], [x[name] for x in two], atol=1e-5)
 
 
-def test_the_edited_head_that_moved_furthest_is_shown():
-    cut = ch.cut(queries="little", keys="mary", heads={0: [1, 2], 1: [4]})
-    seen = steps_of_text(TEXT, shipped(), edits=cut)
-    among = {place: seen.moved.distance[place] for place in ((0, 1), (0, 2), (1, 4))}
-    assert (seen.layer, seen.head) == max(among, key=among.get)
-    assert steps_of_text(TEXT, shipped(), edits=cut, layer=1).head == 4
-    other = steps_of_text(TEXT, shipped(), edits=cut, layer=1, head=0)
-    assert (other.layer, other.head) == (1, 0)
-    assert steps_of_text(TEXT, shipped(), edits=cut, head=7).head == 7
-
-
-def test_a_head_that_is_off_says_so_and_passes_nothing_on():
-    seen = steps_of_text(TEXT, shipped(), edits=[ch.off(layers=[1], heads=[2]), ch.scaled(0.5, layers=[1], heads=[3])])
-    run = seen.runs[1]
-    assert run.factors.tolist() == [1, 1, 0, 0.5, 1, 1, 1, 1]
-    assert not run.heads[2].any()
-    np.testing.assert_allclose(run.heads[3], seen.before.runs[1].heads[3] / 2, atol=1e-6)
-    assert seen.to_json()["head_factors"] == [None, run.factors.tolist()]
-    done = call("explain", TEXT, "--off", "1.2")
-    assert "the edits multiply this head's output by 0 after A·V" in done.stdout
-    assert "the edits do not change these weights" in done.stdout
-    assert call("explain", TEXT, "--off", "--layer", 1, "--head", 2).stdout.splitlines()[4:] == [
-        line for line in done.stdout.splitlines()[4:] if "chosen since" not in line
-    ]
-
-
-# the command line
+def test_the_heads_asked_for_are_those_of_an_edit_without_a_place():
+    done, other = call("explain", TEXT, "--off", "--layer", 1, "--head", 2), call("explain", TEXT, "--off", "1.2")
+    assert done.stdout == other.stdout
+    assert "--rest is for --cut" in call("explain", TEXT, "--rest", "first").stderr
+    assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
+    refused = call("explain", TEXT, "--off", "1.2", "--steps")
+    assert (refused.returncode, "without --steps" in refused.stderr) == (2, True)
+    for options, what in (
+        (("--cut", "mary>little"), "none of its queries came with a key that it sees"),
+        (("--cut", "dog>mary"), "the text has no such word"),
+        (("--off", "7.0"), "there is no layer"),
+    ):
+        refused = call("explain", TEXT, *options)
+        assert (refused.returncode, what in refused.stderr) == (2, True), refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -166,42 +137,3 @@ def test_a_head_that_is_off_says_so_and_passes_nothing_on():
 )
 def test_an_option_is_an_edit(kind, text, edit):
     assert edits_from_options([(kind, text)], 1, 5) == [edit]
-
-
-@pytest.mark.parametrize(
-    ("edits", "error", "what"),
-    [
-        (ch.off(heads=[1], to="mean"), RuleError, "explain shows cut, boost, tempered"),
-        ([], RuleError, "edits is empty"),
-        (ch.cut(keys="mary", layers=["x"]), SelectionError, "there is no layer 'x'"),
-        (ch.boost(queries="mary", keys="had", by=1), SelectionError, "do not see these keys"),
-    ],
-)
-def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
-    with pytest.raises(error, match=what):
-        steps_of_text(TEXT, shipped(), edits=edits)
-
-
-def test_weights_move_to_the_first_token_as_in_transformers():
-    from clearhead.models import hub
-
-    other = hub.load(str(Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED))
-    edits = edits_from_options([("cut", "2:>1,2@0.4"), ("cut", "little>had@1")], None, None, "first")
-    one, two = (steps_of_text(TEXT, model, layer=0, head=4, edits=edits) for model in (shipped(), other))
-    for ours, theirs in zip(one.runs, two.runs, strict=True):
-        np.testing.assert_allclose(ours.heads, theirs.heads, atol=1e-4)
-    weights = np.array([softmax(row) for row in steps_of_text(TEXT, shipped(), layer=0, head=4).trace.masked])
-    weights[2:, 0] += weights[2:, 1:3].sum(-1)
-    weights[2:, 1:3] = 0
-    np.testing.assert_allclose(one.trace.weights, weights, atol=2e-5)
-    with pytest.raises(RuleError, match="no derivative"):
-        ch.explain(TEXT, shipped(), edits=edits)
-    assert "--rest is for --cut" in call("explain", TEXT, "--rest", "first").stderr
-    assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
-
-
-def test_tempered_is_shown_too():
-    seen = steps_of_text(TEXT, shipped(), layer=0, head=4, edits=ch.tempered(2, layers=[0]))
-    for i, row in enumerate(steps_of_text(TEXT, shipped(), layer=0, head=4).trace.masked):
-        a = np.sqrt(softmax(row)) / np.sqrt(softmax(row)).sum()
-        np.testing.assert_allclose(seen.trace.weights[i], a, atol=2e-5)

@@ -135,7 +135,7 @@ def made_again(monkeypatch, y):
     )
     monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
     based = SimpleNamespace(target=SimpleNamespace(odds=False))
-    return part_runs.Again(Made(y), [based], (), y(set()), "first", 1, (1, 0))
+    return part_runs.Again(Made(y), [based], y(set()), "first", 1, (1, 0))
 
 
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):

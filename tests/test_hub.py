@@ -2,7 +2,7 @@
 
 import json
 import socket
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 import clearhead as ch
-from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
-from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import hub
 from clearhead.models import model as gpt2
-from clearhead.models.hub import projections
 from small_models import save
 from watched import FAMILY, SMALL, Family, build
 
@@ -62,14 +59,10 @@ def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
 
 GROUP = "encoder.albert_layer_groups.0.albert_layers.0"
 FAMILY["albert"] = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
-PROJECTIONS: dict[str, tuple[str, str, dict[str, str]]] = {  # where a layer's W_V and W_O are, and formulas
-    "llama": ("layers.{}.self_attn.v_proj", "layers.{}.self_attn.o_proj", {"q": "Q = RoPE(X·W^Q)", "v": "V = X·W^V"}),
-    "bert": (
-        "encoder.layer.{}.attention.self.value",
-        "encoder.layer.{}.attention.output.dense",
-        {"k": "K = X·W^K + b^K"},
-    ),
-    "albert": (f"{GROUP}.attention.value", f"{GROUP}.attention.dense", {}),  # one layer that runs several times
+PROJECTIONS = {  # where a layer's W_V and W_O are
+    "llama": ("layers.{}.self_attn.v_proj", "layers.{}.self_attn.o_proj"),
+    "bert": ("encoder.layer.{}.attention.self.value", "encoder.layer.{}.attention.output.dense"),
+    "albert": (f"{GROUP}.attention.value", f"{GROUP}.attention.dense"),  # one layer that runs several times
 }
 
 
@@ -78,77 +71,13 @@ PROJECTIONS: dict[str, tuple[str, str, dict[str, str]]] = {  # where a layer's W
 def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, name: str, layer: int):
     place, model = saved(tmp_path, FAMILY[name])
     seen = steps_of_text(TEXT, hub.load(place), layer=layer)
-    *paths, formulas = PROJECTIONS[name]
-    to_values, to_output = (model.base_model.get_submodule(path.format(layer)) for path in paths)
+    to_values, to_output = (model.base_model.get_submodule(path.format(layer)) for path in PROJECTIONS[name])
     joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
     with torch.no_grad():
         values = to_values(torch.from_numpy(seen.run.x)).view(len(joined), -1, 8).transpose(0, 1)
         np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
         np.testing.assert_allclose(seen.run.output, to_output(joined), atol=1e-5)
-    assert formulas.items() <= {step.name: step.formula for step in seen.steps}.items()
-
-
-def test_loading_draws_no_bar_of_transformers(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    place, _ = saved(tmp_path, FAMILY["gpt-oss"])
-    hf.utils.logging.enable_progress_bar()
-    capfd.readouterr()
-    hub.load(place)
-    assert capfd.readouterr().err == ""
-    assert hf.utils.logging.is_progress_bar_enabled()
-
-
-@pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
-def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
-    place, model = saved(tmp_path, FAMILY[name])
-    edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
-    edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
-    seen = steps_of_text(TEXT, hub.load(place), edits=edits)
-    assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
-    words, first = TEXT.split(), []
-
-    def of_first(path: str) -> bool:
-        first[:] = [".0." in path]
-        return True
-
-    boost, cut = added(1.5, None, [0, 1]), added(-np.inf, [words.index("great")], [words.index("wall")], [2])
-    logits = lambda scores: (boost if first[0] else cut)(scores)  # noqa: E731
-    hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
-    ids = torch.tensor([[token.id for token in seen.tokens]])
-    with torch.no_grad(), by_hand(model.eval(), hand):
-        out = model(ids)
-    for layer, (weights, _) in enumerate(hand.kept.values()):
-        if layer == seen.layer:
-            np.testing.assert_allclose(seen.trace.weights, weights[0, seen.head], atol=2e-5)
-    assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
-    if hasattr(out, "logits"):
-        shares = out.logits[0, -1].double().softmax(-1)
-        truth = [float(shares[token.id]) for token in seen.moved.next]
-        assert [token.after for token in seen.moved.next] == pytest.approx(truth, abs=1e-5)
-    with pytest.raises(SelectionError, match="there is no layer 2"):
-        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[2]))
-
-
-def test_edits_of_a_layer_that_runs_several_times_are_refused(tmp_path: Path):
-    place, _ = saved(tmp_path, FAMILY["albert"])
-    with pytest.raises(RuleError, match="explain edits layers that each run once"):
-        steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
-
-
-@pytest.mark.parametrize(("old", "new"), [("q_proj", "receptance"), ("o_proj", "mixing"), ("", "gate")])
-def test_a_projection_with_an_unknown_name_is_refused(tmp_path: Path, old: str, new: str):
-    """Its formula would lack the projection's bias."""
-    model = hub.load(saved(tmp_path, FAMILY["llama"])[0])
-    attention = model.inner.model.layers[1].self_attn
-    attention.add_module(new, torch.nn.Linear(32, 32))
-    if old:
-        attention._modules[new] = attention._modules.pop(old)
-    with pytest.raises(
-        RuleError, match=rf"model\.layers\.1\.self_attn has .*{new}, and explain does not know what makes"
-    ):
-        projections(dict(model.inner.named_modules()), "model.layers.1.self_attn")
-    if not old:
-        with pytest.raises(RuleError, match="and explain does not know what makes q, k, v and U"):
-            steps_of_text(TEXT, model)
+    assert {"q": "Q = q(X)", "output": "U = o(H)"}.items() <= {step.name: step.formula for step in seen.steps}.items()
 
 
 def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -200,8 +129,10 @@ UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tikto
         ("no vocab_size", "vit", configured()),
         ("expected a model of text", "clip", configured()),
         (r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle", "llama", pickled),
-        ("makes a model of 6,738,415,616 parameters", "gpt2", other_config),
+        ("makes a model of more than", "gpt2", other_config),
         (r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\.", "llama", lacking),
+        ("makes a model of more than", "llama", configured(num_hidden_layers=4000)),
+        ("it says 1,000,000,000 layers", "llama", configured(num_hidden_layers=10**9)),
         (r"lack model\.layers\.2\.input_layernorm\.weight and \d+ more", "llama", configured(num_hidden_layers=3)),
         (UNREAD, "llama", without_tokens),
         (UNREAD, "llama", configured(hidden_size=48)),
@@ -249,20 +180,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    waited: list[float | None] = []
-    monkeypatch.setattr(threading.Thread, "join", lambda _, timeout=None: waited.append(timeout))
-    with pytest.raises(ch.errors.FileError) as caught:
+def test_an_unknown_model_name_is_refused_quickly(cache: Path):
+    start = time.monotonic()
+    tried = f"the cache {cache} has no config.json with safetensors of it, and it cannot be downloaded"
+    with pytest.raises(ch.errors.FileError, match=f"no-such-model is not a directory here, {tried}"):
         hub.load("no-such-model")
-    assert caught.value.what == (
-        f"no-such-model is not a directory here, the cache {cache} has no config.json with safetensors of it, "
-        "and 192.0.2.1 cannot be reached to download it."
-    )
-    assert waited == [2.0]
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE does not allow downloading it"):
-        hub.load("owner/no-such-model")
-    assert waited == [2.0]
+    assert time.monotonic() - start < 60
     with pytest.raises(ch.errors.FileError, match="no model can have that name"):
         hub.load("two words")
     with pytest.raises(ch.errors.FileError, match="the model's name is empty"):
@@ -276,7 +199,7 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
     saved(kept / "snapshots" / ("0" * 40), FAMILY["llama"])
 
     def forbidden(*_: Any, **__: Any) -> None:
-        raise AssertionError("the network was asked")
+        raise OSError("the network was asked")
 
     monkeypatch.setattr(socket, "create_connection", forbidden)
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
@@ -284,8 +207,7 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
     assert (model.name, model.config.layers) == ("owner/small", 2)
     assert [token.text for token in model.tokenizer.tokens(TEXT)] == TEXT.split()
     (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
+    with pytest.raises(ch.errors.FileError, match=r"has no model\.safetensors"):
         hub.load("owner/small")
 
 

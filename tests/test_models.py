@@ -16,11 +16,11 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
-from clearhead.models import runs  # noqa: E402
+from clearhead.models import decoder  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
-from clearhead.models.variants import hidden_of, of_logits, through  # noqa: E402
+from clearhead.models.variants import hidden_of  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
@@ -125,20 +125,22 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     logits, heads, streams = run_of(peer, ids)
     run = model.run(ids)
     np.testing.assert_allclose(np.asarray(run.logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))
-    upstream = {N - 1: np.zeros(97), N // 2: np.zeros(97)}
-    upstream[N - 1][[5, 9]], upstream[N // 2][3] = (1, -2), 1
-    by_last = of_logits(model.decoder, run.hidden[-1], upstream)
-    variants = [Variant(), Variant()]
-    back = list(through(model.decoder, [np.stack([x, x]) for x in run.hidden], variants, np.stack([by_last, by_last])))
-    back = [layer[place % 2] for place, layer in enumerate(reversed(back))]  # either of the two variants
+
+    def slope(rows):
+        made = np.zeros_like(rows)
+        made[-1, [5, 9]], made[0, 3] = (1, -2), 1
+        return made
+
+    back = list(model.differentiated(ids, [Variant(), Variant()], range(N // 2, N), slope))
+    back = [back[2 * layer + layer % 2][2] for layer in reversed(range(len(back) // 2))]  # either of the two variants
     for ours, theirs in zip((layer.g for layer in back), heads, strict=True):
         joined = ours.swapaxes(0, 1).reshape(N, -1)
         np.testing.assert_allclose(joined, theirs, atol=1e-4 * np.abs(theirs).max())
     for ours, theirs in zip((layer.residual for layer in back), streams, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
     gates = np.where(np.arange(N) % 3 == 1, -np.inf, 0.0)  # rows of keys that no later row sees are left out
-    (left,) = model.again(run, [Variant((), gates, 1)], range(N - 1, N))
-    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant((), gates)])[-1][0, -1:]))
+    (left,) = model.again(run, [Variant(gates, 1)], range(N - 1, N))
+    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)])[-1][0, -1:]))
     np.testing.assert_allclose(left, gated, atol=1e-4 * max(1, np.abs(gated).max()))
     made = model.generate(ids, 12)
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
@@ -165,7 +167,8 @@ def test_packed_weights_run_as_their_unpacked_numbers(tmp_path, kind):
         plain = ours.rows() if ours.order is None else ours.rows()[np.argsort(ours.order)]
         np.testing.assert_array_equal(plain, dequantize(tensor.data, tensor.tensor_type).reshape(ours.shape))
     expected = np.asarray(model.run(ids).logits)
-    poor = load(place, memory=0)  # nothing is kept: every layer is unpacked when it runs
+    poor = load(place)
+    poor.decoder.weights.budget = 0  # nothing is kept: every layer is unpacked when it runs
     np.testing.assert_allclose(np.asarray(poor.run(ids).logits), expected, atol=1e-5 * np.abs(expected).max())
     assert not poor.decoder.weights.used
 
@@ -248,15 +251,15 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
         ch.load_model("ollama:other")
     with pytest.raises(FileError, match="not a whole GGUF file"):
         ch.load_model("lmstudio:tiny")
-    listed = {each.name: each for each in models_here()}
-    assert listed["ollama:tiny:1b"].family == "llama"
-    assert not listed["ollama:tiny:1b"].reason
-    assert "GGUF" in listed["lmstudio:someone/tiny"].reason
-    assert listed["(the shipped model)"].family == "gpt2"
+    listed = {each["name"]: each for each in models_here()}
+    assert listed["ollama:tiny:1b"]["family"] == "llama"
+    assert not listed["ollama:tiny:1b"]["reason"]
+    assert "GGUF" in listed["lmstudio:someone/tiny"]["reason"]
+    assert listed["(the shipped model)"]["family"] == "gpt2"
     assert main(["models", "--lang", "zh"]) == 0
     shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
-    assert listed["lmstudio:someone/tiny"].reason in shown["lmstudio:someone/tiny"]
+    assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
     assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
 
 
@@ -264,9 +267,10 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
 def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch):
     model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
     ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on a wall")]
-    kept = model.run(ids, edits=edits)
-    monkeypatch.setattr(runs, "_LONG", 0)
-    made = model.run(ids, edits=edits)
+    with ch.change(model, edits):
+        kept = model.run(ids)
+        monkeypatch.setattr(decoder, "LONG", 0)
+        made = model.run(ids)
     (layer, place), (whole, row) = made.attended(1, 4), kept.attended(1, 4)
     np.testing.assert_allclose(layer.output[place], whole.output[row], atol=1e-5)
     for x, y in zip(made.stream(4), kept.stream(4), strict=True):

@@ -17,7 +17,6 @@ from clearhead.core.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
-from clearhead.textbook.page import Scene
 from clearhead.view import notebook
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
@@ -129,7 +128,8 @@ def _page_with(tokens):
     size = len(tokens)
     rng = np.random.default_rng(1)
     q, k, v = rng.standard_normal((3, size, 4))
-    return writing.html(ch.trace(q, k, v, causal=True).document(Scene(title=tokens[0], tokens=tokens)))
+    document = ch.trace(q, k, v, causal=True).document(tokens=tokens)
+    return writing.html(dataclasses.replace(document, header=document.header | {"title": tokens[0]}))
 
 
 # the browser

@@ -1,8 +1,7 @@
-"""Traces, shapes and rollout against code written here; shapes in symbols; tokens as columns in words and formulas."""
+"""Traces, shapes, costs and rollout against code written here; tokens as columns in words and formulas."""
 
 import json
 import re
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,7 @@ from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameE
 from clearhead.explaining.head_steps import document
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
-from clearhead.textbook.layer_shapes import NAMES, layer_shapes, read_sizes
-from clearhead.textbook.page import Scene
-from clearhead.textbook.symbols import Term
-from clearhead.textbook.trace import Trace
+from clearhead.textbook.costs import NAMES, layer_costs, read_sizes
 from clearhead.words import LANGUAGES, say
 from seeds import fresh, normal
 
@@ -42,22 +38,17 @@ def test_every_intermediate_follows_from_the_one_before(n, m, d_k, d_v, heads, s
     safe = np.where(np.isneginf(t.logsumexp), 0, t.logsumexp)[..., None]
     np.testing.assert_allclose(t.weights, np.exp(t.masked - safe), atol=1e-15)
     np.testing.assert_allclose(t.output, t.weights @ v, atol=1e-13)
-    assert t.check.largest_difference <= 1e-12
+    assert t.difference <= 1e-12
     assert [s.name for s in t.steps] == [
         "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "output",
     ]  # fmt: skip
     for step in t.steps:
         assert step.array.shape == step.shape
         assert len(step.axes) == len(step.shape)
-
-
-def test_unused_rules_leave_an_intermediate_unchanged():
-    x = fresh().standard_normal((4, 3))
-    t = ch.trace(x, x, x)
-    assert t.masked is not None
-    for later in (t.capped, t.biased, t.masked):
-        np.testing.assert_array_equal(later, t.scaled)
-    assert [s.name for s in t.steps] == ["q", "k", "v", "scores", "scaled", "weights", "output"]
+    unused = ch.trace(q, k, v, scale=0.5)
+    for name in ("capped", "biased", "masked"):
+        np.testing.assert_array_equal(getattr(unused, name), unused.scaled)
+    assert [s.name for s in unused.steps] == ["q", "k", "v", "scores", "scaled", "weights", "output"]
 
 
 def test_shapes_known_before_computing_are_the_traces():
@@ -106,6 +97,11 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_q=np.ones(2)), ShapeError, "b_q has shape (2,)"),
         (lambda x: ch.trace_layer(x, np.eye(3, 6), np.eye(3, 4), x.T, num_heads=3), ShapeError, "2 key heads but num"),
         (lambda x: ch.shapes(x), ShapeError, "k is missing"),
+        (lambda x: ch.shapes(("n", "d"), x, x), ShapeError, "an array, or its shape in whole numbers"),
+        (lambda x: read_sizes(["q=3"]), UnknownNameError, "unknown size `q`"),
+        (lambda x: read_sizes(["n=0"]), RuleError, "n is '0'"),
+        (lambda x: layer_costs({"d_model": 10, "h": 3}), RuleError, "not divisible by h 3"),
+        (lambda x: layer_costs({"h": 4, "h_kv": 3, "d_k": 2}), ShapeError, "multiple of key heads"),
         (lambda x: ch.rollout([], query=0), ShapeError, "at least one matrix"),
         (lambda x: ch.rollout([ch.AttentionMatrix(x, x[:2])], query=0), ShapeError, "the same tokens as queries and"),
     ],
@@ -116,139 +112,92 @@ def test_errors_say_what_is_wrong(call, error, words):
         call(x)
 
 
-def says(trace: Trace, name: str, language: Any = "en") -> str:
-    return say(language, next(step.words for step in trace.steps if step.name == name))
+LABELS, TABLE = np.array([0, 1, -1]), np.array([[0.5, -np.inf], [2.0, 1.0]])
+COLUMNS = {"convention": "columns"}
+SENTENCES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({}, "x", "each token's vector: what enters the layer", "每个词元的向量，即本层的输入"),
+    ({}, "output", "the heads mixed by W^O: the layer's output", "用 W^O 混合各个头，得到本层的输出"),
+    ({"w_o": False}, "output", "the heads side by side (concatenated): there is no W^O to mix them",
+     "各个头并排拼接即为输出：没有 W^O 来混合它们"),
+    ({"spans": (LABELS, LABELS, TABLE)}, "biased",
+     "a number added to the scores for each pair of a query's and a key's span; -∞ forbids",
+     "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"),
+    ({"scale": 0.3}, "scaled", "scaled, so that the softmax does not put everything on one key",
+     "缩放得分，避免 softmax 把权重全部压在一个键上"),
+    ({"sinks": [0.5, 1.0]}, "weights", "no weight is negative; each query's weights and its sink's share sum to 1",
+     "权重非负；每个查询的权重与汇点所占份额之和为 1"),
+    (COLUMNS, "scores", "how well each key matches each query: entry (j, i) is k_j·q_i", ""),
+    (COLUMNS, "weights", "no weight is negative, and each column, the weights of one query, sums to 1", ""),
+    (COLUMNS, "concat", "the heads one above the other", ""),
+    ({**COLUMNS, "sinks": [0.5, 1.0]}, "weights",
+     "no weight is negative; each column, the weights of one query, and its sink's share sum to 1",
+     "权重非负；每一列是一个查询的权重，它们与汇点所占份额之和为 1"),
+]  # fmt: skip
 
 
-def test_the_x_of_a_layer_file_is_not_called_normalised():
-    x, w = normal(3, 4), normal(4, 4)
-    traced = ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(traced, "x") == "each token's vector: what enters the layer"
-    assert "归一化" not in says(traced, "x", "zh")
-    header = traced.document(Scene("")).header
-    assert "normalised" not in header["words"]["en"]["x"]
+@pytest.mark.parametrize(("options", "step", "en", "zh"), SENTENCES)
+def test_a_step_has_its_sentence_in_report_and_page(options, step, en, zh):
+    given = {"w_o": True, "convention": "rows"} | options
+    x, w = normal(3, 4), normal(4, 4, 4)
+    arrays = [x, *(w if given.pop("w_o") else w[:3])]
+    trace = ch.trace_layer(*[a.T if given["convention"] == "columns" else a for a in arrays], num_heads=2, **given)
+    words = next(each.words for each in trace.steps if each.name == step)
+    assert (say("en", words), say("zh", words)) == (en, zh or say("zh", words))
+    if not {"scale", "sinks"} & set(options):  # the page's controls change these
+        name = "layer output" if step == "output" else step
+        page = trace.document().header["words"]
+        assert (page["en"][name], page["zh"][name]) == (en, say("zh", words))
+
+
+def test_a_models_x_is_said_to_be_normalised():
     model = steps_of_text("humpty dumpty", load())
     assert "after layer normalisation" in say("en", model.steps[0].words)
     assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 
 
-def test_without_w_o_the_text_does_not_say_that_heads_are_mixed():
-    x, w = normal(3, 4), normal(4, 4)
-    alone, mixed = ch.trace_layer(x, w, w, w, num_heads=2), ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(alone, "output") == "the heads side by side (concatenated): there is no W^O to mix them"
-    assert says(mixed, "output") == "the heads mixed by W^O: the layer's output"
-    words = alone.document(Scene("")).header["words"]
-    assert [words[language]["layer output"] for language in ("en", "zh")] == [
-        says(alone, "output"),
-        "各个头并排拼接即为输出：没有 W^O 来混合它们",
-    ]
-    assert mixed.document(Scene("")).header["words"]["en"]["layer output"] == says(mixed, "output")
-
-
-def test_spans_and_scales_have_their_step_in_both_languages():
+def test_spans_and_scales_of_heads_are_steps():
     x, bias = normal(2, 3, 4), normal(3, 3)
-    labels, table = np.array([0, 1, -1]), np.array([[0.5, -np.inf], [2.0, 1.0]])
     added = np.array([[0.5, -np.inf, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    t = ch.trace(x, x, x, spans=(labels, labels, table), scale=[0.5, -2.0])
-    formulas = [step.formula for step in t.steps]
-    assert formulas[4:6] == ["S' = s_h·S", "B = S' + spans"]
+    t = ch.trace(x, x, x, spans=(LABELS, LABELS, TABLE), bias=bias, scale=[0.5, -2.0])
+    assert [step.formula for step in t.steps][4:6] == ["S' = s_h·S", "B = S' + bias + spans"]
     np.testing.assert_allclose(t.scaled, x @ x.swapaxes(-1, -2) * np.array([0.5, -2.0])[:, None, None])
-    np.testing.assert_array_equal(t.biased, t.scaled + added)
-    assert says(t, "biased") == "a number added to the scores for each pair of a query's and a key's span; -∞ forbids"
-    assert says(t, "biased", "zh") == "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"
-    words = t.document(Scene("")).header["words"]
-    assert [words[language]["biased"] for language in ("en", "zh")] == [says(t, "biased"), says(t, "biased", "zh")]
-    both = ch.trace(x, x, x, spans=(labels, labels, table), bias=bias)
-    assert next(step.formula for step in both.steps if step.name == "biased") == "B = S' + bias + spans"
-    assert t.check.largest_difference < 1e-12
+    np.testing.assert_allclose(t.biased, t.scaled + bias + added)
+    assert t.difference < 1e-12
 
 
-def value(size, numbers):
-    """What a size comes to with these numbers."""
-    return size.number * prod(numbers[s] ** p for s, p in size.powers) if isinstance(size, Term) else size
-
-
-def drawn():
+@pytest.mark.parametrize("more", [(), ("B",), ("m",), ("h_kv",), ("B", "m", "h_kv")])
+def test_a_layers_costs_from_its_sizes_are_those_of_its_steps(more):
     rng = fresh()
-    numbers = {name: int(rng.integers(2, 9)) for name in ("B", "n", "m", "h_kv", "d_k", "d_v", "d_model")}
-    return numbers | {"h": numbers["h_kv"] * int(rng.integers(1, 4))}
-
-
-def of_layer(sizes):
-    """A layer's shapes, written out here."""
-    b, n, m, h, kv, d_k, d_v, d = (sizes[name] for name in ("B", "n", "m", "h", "h_kv", "d_k", "d_v", "d_model"))
-
-    def times(a, b):
-        return f"{a}·{b}" if isinstance(a, str) else a * b
-
-    return {"x": (b, n, d), "w_q": (d, times(h, d_k)), "w_k": (d, times(kv, d_k)), "w_v": (d, times(kv, d_v))} | {
-        "w_o": (times(h, d_v), d), "context": (b, m, d), "num_heads": h,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("convention", ["rows", "columns"])
-def test_symbols_give_the_shapes_and_costs_of_the_numbers(convention):
-    numbers = drawn()
-
-    def steps(sizes):
-        passed = of_layer(sizes)
-        if convention == "columns":
-            passed |= {k: (*v[:-2], v[-1], v[-2]) for k, v in passed.items() if k != "num_heads"}
-        return ch.shapes(**passed, convention=convention)
-
-    words, counted = steps({name: name for name in numbers}), steps(numbers)
-    for a, b in zip(words, counted, strict=True):
-        assert tuple(value(size, numbers) for size in a.shape) == b.shape
-        assert value(a.multiply_adds, numbers) == b.multiply_adds
-        assert value(a.bytes, numbers) == b.bytes
-        assert a.axes == b.axes
-    assert "(B, h, n, m)" in str(words) if convention == "rows" else "(B, h, m, n)" in str(words)
-    assert "in all: " in str(words)
-
-
-def test_symbols_and_numbers_go_together():
-    steps = ch.shapes(("n", 64), ("m", 64), ("m", "d_v"))
-    assert [str(size) for size in steps[-1].shape] == ["n", "d_v"]
-    assert str(steps[3].multiply_adds) == "64·n·m"
-    assert steps[0].sizes == "(n, 64)"
-    assert str(ch.shapes(("n", 512), (3, 512), (3, 512))[3].shape) == "(n, 3)"
-    heads = ch.shapes(x=("n", 512), w_q=(512, 512), w_k=(512, 512), w_v=(512, 512), num_heads="h")
-    assert [str(size) for size in heads[1].shape] == ["h", "n", "512/h"]
-    assert heads[-2].formula == "H = concat(O_0 … O_{h-1})"
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: ch.shapes(("n", "d"), ("m", "e"), ("m", "e")), ShapeError, "q has d_k d but k has d_k e"),
-        (lambda: ch.shapes(("n", "d"), ("m", "d"), ("n", "d")), ShapeError, "v has n keys but k has m"),
-        (lambda: ch.shapes(("n", "d"), ("n+1", "d"), ("n", "d")), ShapeError, "in whole numbers or symbols"),
-        (lambda: ch.shapes(x=("n", "d"), w_q=("e", "d"), w_k=("d", "d"), w_v=("d", "d")), ShapeError, "w_q is"),
-        (lambda: read_sizes(["q=3"]), UnknownNameError, "unknown size `q`"),
-        (lambda: read_sizes(["n=0"]), RuleError, "n is '0'"),
-        (lambda: layer_shapes({"d_model": 10, "h": 3}), RuleError, "not divisible by h 3"),
-        (lambda: layer_shapes({"h": 4, "h_kv": 3, "d_k": 2}), ShapeError, "multiple of key heads"),
-    ],
-)
-def test_errors_of_sizes_say_what_is_wrong(call, error, words):
-    with pytest.raises(error, match=re.escape(words)):
-        call()
-
-
-def test_a_layer_from_its_sizes_alone():
-    numbers = drawn()
-    result = layer_shapes(numbers)
-    expected = ch.shapes(**of_layer(numbers))
-    assert result.numbers is not None
-    assert [(s.shape, s.multiply_adds, s.bytes) for s in result.numbers] == [
-        (s.shape, s.multiply_adds, s.bytes) for s in expected
+    s = {name: int(rng.integers(2, 9)) for name in ("n", "d_k", "d_v", "d_model", *more)}
+    s["h"] = s.get("h_kv", 1) * int(rng.integers(1, 4))
+    kv, lead = s.get("h_kv", s["h"]), (s["B"],) if "B" in s else ()
+    weights = {"w_q": s["h"] * s["d_k"], "w_k": kv * s["d_k"], "w_v": kv * s["d_v"]}
+    shapes = {name: (s["d_model"], width) for name, width in weights.items()}
+    shapes["w_o"] = (s["h"] * s["d_v"], s["d_model"])
+    context = {"context": (*lead, s["m"], s["d_model"])} if "m" in s else {}
+    steps = ch.shapes(x=(*lead, s["n"], s["d_model"]), **shapes, **context, num_heads=s["h"])
+    costs = layer_costs(s)
+    assert [(row["name"], tuple(row["shape_in_numbers"]), row["multiply_adds"][1]) for row in costs["steps"]] == [
+        (step.name, step.shape, step.multiply_adds) for step in steps
     ]
-    for name, (symbols, count) in result.parameters.items():
-        assert value(symbols, numbers) == count == prod(of_layer(numbers)[name])
-    assert layer_shapes({}).numbers is None
-    assert layer_shapes({"n": 3, "h": 2, "d_k": 4}).numbers[-1].shape == (3, 8)
-    part = layer_shapes({"B": None, "n": 3})
-    assert str(part.numbers[-1].shape) == "(B, 3, d_model)"
+    assert costs["multiply_adds_in_all"][1] == sum(step.multiply_adds for step in steps)
+    assert costs["bytes_of_weights"][1] == next(step.bytes for step in steps if step.name == "weights")
+    for name, (_, count) in costs["parameters"].items():
+        assert count == np.prod(shapes[name])
+    for row in layer_costs(dict.fromkeys(s))["steps"]:
+        symbols, number = row["multiply_adds"]
+        assert number in (None, 0)
+        if number is None:  # the symbols come to the number
+            factors = symbols.replace("n²", "n·n").split("·")
+            assert np.prod([s[factor] for factor in factors]) == next(
+                step.multiply_adds for step in steps if step.name == row["name"]
+            )
+
+
+def test_sizes_follow_from_others_and_may_be_missing():
+    assert layer_costs({"n": 3, "h": 2, "d_k": 4})["steps"][-1]["shape_in_numbers"] == [3, 8]
+    assert layer_costs({"B": None, "n": 3})["steps"][-1]["shape_in_numbers"] == ["B", 3, "d_model"]
+    assert layer_costs({})["multiply_adds_in_all"][1] is None
 
 
 def test_the_command_prints_symbols_beside_numbers(capsys):
@@ -266,52 +215,13 @@ def test_the_command_prints_symbols_beside_numbers(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_widths_of_keys_and_values_may_differ(capsys):
+@pytest.mark.parametrize(("d_k", "d_v"), [(4, 6), (64, 6), (4, 4)])
+def test_widths_of_keys_and_values_may_differ(capsys, d_k, d_v):
     """d_k is summed over in S, so only costs depend on it; d_v is what O has."""
-    for d_k, d_v in ((4, 6), (64, 6), (4, 9)):
-        q, k, v = (fresh().standard_normal(shape) for shape in ((3, d_k), (5, d_k), (5, d_v)))
-        t = ch.trace(q, k, v)
-        assert (t.scores.shape, t.weights.shape, t.output.shape) == ((3, 5), (3, 5), (3, d_v))
-        assert main(["shapes", f"d_k={d_k}", f"d_v={d_v}"]) == 0
-        assert f"d_k = {d_k} and d_v = {d_v} need not be equal" in capsys.readouterr().out
-    assert main(["shapes", "d_k=4", "d_v=4"]) == 0
-    assert "need not be equal" not in capsys.readouterr().out
-
-
-def layer(convention, w_o=True, **rules):
-    rng = fresh()
-    x, w = rng.standard_normal((5, 4)), rng.standard_normal((4, 4, 4))
-    arrays = [x, *(w if w_o else w[:3])]
-    turned = [a.T if convention == "columns" else a for a in arrays]
-    return ch.trace_layer(*turned, num_heads=2, convention=convention, **rules)
-
-
-def sentence(trace, name, language="en"):
-    return say(language, next(step.words for step in trace.steps if step.name == name))
-
-
-def test_the_sentences_speak_of_columns_where_tokens_are_columns():
-    rows, columns = layer("rows", w_o=False), layer("columns", w_o=False)
-    assert sentence(columns, "weights") == "no weight is negative, and each column, the weights of one query, sums to 1"
-    assert sentence(columns, "scores") == "how well each key matches each query: entry (j, i) is k_j·q_i"
-    assert sentence(columns, "concat") == "the heads one above the other"
-    for name in ("x", "scores", "weights", "concat", "output"):
-        for language in LANGUAGES:
-            assert sentence(rows, name, language) != sentence(columns, name, language)
-        assert "column" not in sentence(rows, name)
-    for language in LANGUAGES:
-        words = columns.document(Scene("")).header["words"][language]
-        assert [words[name] for name in ("x", "scores", "weights", "concat")] == [
-            sentence(columns, name, language) for name in ("x", "scores", "weights", "concat")
-        ]
-
-
-def test_a_layer_says_which_scale_and_sinks_it_has():
-    t = layer("rows", scale=0.3, sinks=[0.5, 1.0])
-    assert sentence(t, "scaled") == "scaled, so that the softmax does not put everything on one key"
-    assert "√" not in sentence(t, "scaled", "zh")
-    assert sentence(t, "weights").endswith("its sink's share sum to 1")
-    assert sentence(layer("columns", sinks=[0.5, 1.0]), "weights").startswith("no weight is negative; each column,")
+    t = ch.trace(normal(3, d_k), normal(5, d_k), normal(5, d_v))
+    assert (t.scores.shape, t.weights.shape, t.output.shape) == ((3, 5), (3, 5), (3, d_v))
+    assert main(["shapes", f"d_k={d_k}", f"d_v={d_v}"]) == 0
+    assert (f"d_k = {d_k} and d_v = {d_v} need not be equal" in capsys.readouterr().out) == (d_k != d_v)
 
 
 @pytest.mark.parametrize("convention", ["rows", "columns"])

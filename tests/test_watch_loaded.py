@@ -113,7 +113,7 @@ def test_what_a_decoder_cannot_do_in_a_block_is_refused(tmp_path: Path):
         pass
     cut = ch.cut(queries=3, keys=0)
     with (
-        pytest.raises(RuleError, match=r"nothing else.\n\nhint: ch.explain\(text, model, edits"),
+        pytest.raises(RuleError, match=r"nothing else.\n\nhint: model.run\(text\) for each"),
         ch.change(model, cut),
     ):
         model.generate([2, 3], 4)

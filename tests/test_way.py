@@ -71,16 +71,6 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
             np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
 
 
-def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
-    seen = steps_of_text(TEXT, edits=ch.off(layers=[0], heads=[7]))
-    assert seen.way is not None
-    assert seen.way.parts[2].heads[7] == 0
-    assert seen.way.difference < 1e-4
-    assert seen.before is not None
-    assert seen.before.way is not None
-    assert seen.before.way.parts[2].heads[7] != 0
-
-
 def test_each_listed_token_has_a_way_and_differences_are_logits():
     seen = steps_of_text(TEXT, count=7)
     run = seen.model.run([token.id for token in seen.tokens])

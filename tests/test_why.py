@@ -21,8 +21,8 @@ from clearhead.explaining.answers import probability, read_answers
 from clearhead.explaining.part_runs import cuts, integral
 from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_words import conclusion
+from clearhead.models import decoder, variants
 from clearhead.models import model as gpt2
-from clearhead.models import runs, variants
 from clearhead.models.families import ACTIVATIONS
 from clearhead.models.hub import of_loaded
 from clearhead.models.protocol import Token
@@ -83,7 +83,7 @@ def test_parts_are_the_integral_of_the_derivative_by_their_gates(asked):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     for target in asked_of(model, text, **asked):
         gated = [place for place in range(len(target.ids) - len(target.answer)) if rng.integers(3)] or [0]
-        result = integral(model, target, gated, points, low, (), iter)
+        result = integral(model, target, gated, points, low, iter)
         expected = np.zeros(len(target.ids))
         for node, weight in zip(np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2, strict=True):
             for key in gated:
@@ -181,7 +181,7 @@ def test_the_odds_of_a_token_far_ahead_are_finite():
 def test_the_strongest_edges_of_either_estimate_are_run_again():
     text, rest = "humpty dumpty sat on", "renormalise"
     seen, (target,) = ch.explain(text, shipped(), count=1000, verify=0), asked_of(shipped(), text)
-    estimate = cuts(shipped(), target, seen.again.based[0].run, (), rest)[:, :, 0]
+    estimate = cuts(shipped(), target, seen.again.based[0].run, rest)[:, :, 0]
     strongest = np.argsort(-np.abs(estimate), axis=None)[:20]
     truths = {(edge.layer, edge.head, edge.key): edge.truth for edge in seen.edges}
     named = {place: estimate[place] for each in strongest for place in [np.unravel_index(each, estimate.shape)]}
@@ -196,8 +196,7 @@ def test_pytorch_gives_the_same(tmp_path):
         transformers.AutoModelForCausalLM.from_pretrained(SHIPPED, dtype="float32").eval(),
         transformers.AutoTokenizer.from_pretrained(SHIPPED),
     )
-    edits = ch.cut(queries="little", keys="mary", layers=[0], heads=[1])
-    for asked in ({"edits": edits}, {"answer": " lamb, its", "against": "girl"}):
+    for asked in ({}, {"answer": " lamb, its", "against": "girl"}):
         theirs, ours = (ch.explain("mary had a little", one, **asked) for one in (model, shipped()))
         np.testing.assert_allclose(theirs.estimate.by_head, ours.estimate.by_head, atol=1e-4)
         assert theirs.estimate.points == ours.estimate.points
@@ -310,8 +309,6 @@ def test_words_stand_for_the_likelier_of_their_spellings():
         ({"text": "mary"}, SelectionError, "no part to hide"),
         ({"answer": "lamb " * 600}, ShapeError, "positions"),
         ({"text": [{"role": "user", "content": "hello"}]}, RuleError, "rhymes has no chat template"),
-        ({"edits": ch.cut(keys="had", rest="first")}, RuleError, "no derivative is taken through this edit"),
-        ({"edits": ch.cut(queries="mary", keys="had")}, SelectionError, "it changes nothing"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(options, error, what):
@@ -361,22 +358,19 @@ def test_encodings_without_arrows_are_printed_too(encoding):
     assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
 
 
-def test_a_file_a_target_and_edits_go_with_why(tmp_path):
+def test_a_file_and_a_target_go_with_why(tmp_path):
     (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
-    done = call("explain", "--file", tmp_path / "text.txt", "--why", "girl", "--against", "hen", "--cut=-1>0@0.2")
+    done = call("explain", "--file", tmp_path / "text.txt", "--why", "girl", "--against", "hen")
     assert done.returncode == 0, done.stderr
     assert {"␣girl", "␣hen"} <= {*done.stdout.splitlines()[0].split()}
-    assert "edits  cut(queries=-1, keys=0, layers=[0], heads=[2])" in done.stdout
-    one = call("explain", "mary had a little", "--why", "--cut", "little>mary", "--layer", "0", "--head", "3")
-    assert "heads=[3]" in one.stdout
 
 
-@pytest.mark.parametrize(("module", "limit"), [(runs, "_LONG"), (variants, "_ROOM")])
+@pytest.mark.parametrize(("module", "limit"), [(decoder, "LONG"), (variants, "_ROOM")])
 def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monkeypatch: pytest.MonkeyPatch):
-    text, edit = "humpty dumpty sat on a wall", ch.tempered(1.5, layers=[0])
-    kept = ch.explain(text, answer=" humpty dumpty", edits=edit)
+    text = "humpty dumpty sat on a wall"
+    kept = ch.explain(text, answer=" humpty dumpty")
     monkeypatch.setattr(module, limit, 0)
-    made = ch.explain(text, answer=" humpty dumpty", edits=edit)
+    made = ch.explain(text, answer=" humpty dumpty")
     np.testing.assert_allclose(made.estimate.heads_run, kept.estimate.heads_run, atol=2e-5)
     assert [edge[:4] for edge in made.edges] == [edge[:4] for edge in kept.edges]
     np.testing.assert_allclose([edge.truth for edge in made.edges], [edge.truth for edge in kept.edges], atol=2e-5)

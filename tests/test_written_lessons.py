@@ -114,14 +114,13 @@ def masked(inputs):
     return inputs["mask"]
 
 
-def weights(scale=0.5, axis=-1, see=None, after=None, turn=False):
+def weights(scale=0.5, axis=-1, see=None, after=None):
     """Weights of the scaled scores; `see` is which may be seen, `after` hides others only after the softmax."""
 
     def answer(inputs):
         logits = scores(inputs) * scale
         a = softmax(logits if see is None else np.where(see(inputs), logits, -np.inf), axis)
-        a = a if after is None else a * after(inputs)
-        return a.swapaxes(-1, -2) if turn else a
+        return a if after is None else a * after(inputs)
 
     return answer
 
@@ -130,14 +129,14 @@ def output(*scale, **wrong):
     return lambda inputs: weights(*scale, **wrong)(inputs) @ inputs["v"]
 
 
-def layer(inputs, *, heads=3, flat=False, mixed=True, width=4):
+def layer(inputs, *, flat=False, mixed=True):
     x, (w_q, w_k, w_v, w_o) = inputs["x"], (inputs[f"w_{part}"] for part in "qkvo")
 
     def split(y):
-        return y.reshape(heads, len(x), -1) if flat else y.reshape(len(x), heads, -1).swapaxes(0, 1)
+        return y.reshape(3, len(x), -1) if flat else y.reshape(len(x), 3, -1).swapaxes(0, 1)
 
     q, k, v = (split(x @ w) for w in (w_q, w_k, w_v))
-    joined = (softmax(q @ k.swapaxes(1, 2) / width**0.5) @ v).swapaxes(0, 1).reshape(len(x), -1)
+    joined = (softmax(q @ k.swapaxes(1, 2) / 2) @ v).swapaxes(0, 1).reshape(len(x), -1)
     return joined @ w_o if mixed else joined
 
 
@@ -157,53 +156,30 @@ EXERCISES = {
     "two cuts by hand": Exercise(6, "6-cut.json", output(see=masked), 2),
     "eight heads": Exercise(6, of_lesson("q", "k", "v", "mask"), output(1 / 8, see=masked)),
 }
-WRONG = {  # wrong answers, by exercise and by the mistake that has to be named
+WRONG = {  # wrong answers, by exercise and by the mistake that has to be named; test_mistakes.py has all that are known
     "weights by hand": {
         "no scale": weights(1),
         "softmax over queries": weights(axis=0),
-        "scale 1/d_k": weights(0.25),
         "softmax over the whole matrix": lambda inputs: softmax(scores(inputs).reshape(-1) / 2).reshape(3, 3),
         "no softmax": lambda inputs: scores(inputs) / 2,
-        "weights transposed": weights(turn=True),
     },
-    "output by hand": {
-        "no scale": output(1),
-        "softmax over queries": output(axis=0),
-        "weights transposed": output(turn=True),
-    },
-    "two texts": {
-        "scale of d_v": output(5**-0.5),
-        "scale of the length": output(3**-0.5),
-        "softmax over queries": output(axis=0),
-    },
-    "six words": {
-        "causal mask missing": weights(1 / 8),
-        "mask after softmax": weights(1 / 8, after=causal),
-        "mask added as 0/1": lambda inputs: softmax(scores(inputs) / 8 + causal(inputs)),
-        "softmax over queries": weights(1 / 8, axis=0, see=causal),
-    },
+    "output by hand": {"weights transposed": lambda inputs: weights()(inputs).T @ inputs["v"]},
+    "two texts": {"scale of d_v": output(5**-0.5), "scale of the length": output(3**-0.5)},
+    "six words": {"causal mask missing": weights(1 / 8), "mask after softmax": weights(1 / 8, after=causal)},
     "a layer": {
         "heads split without the transpose": partial(layer, flat=True),
-        "scale of d_model": partial(layer, width=12),
         "output projection left out": partial(layer, mixed=False),
-        "heads never split": partial(layer, heads=1, width=12),
     },
-    "a mask by hand": {
-        "causal mask missing": weights(),
-        "mask after softmax": weights(after=causal),
-        "no scale": weights(1, see=causal),
-    },
+    "a mask by hand": {"mask after softmax": weights(after=causal), "no scale": weights(1, see=causal)},
     "a step of decoding": {
         "causal mask in the other corner": lambda inputs: inputs["v"][:, :1],
         "causal mask strict": lambda inputs: softmax(scores(inputs)[..., :-1] / 8) @ inputs["v"][:, :-1],
-        "no scale": output(1),
     },
     "two cuts by hand": {
-        "mask after softmax": output(after=masked),
         "mask ignored": output(),
         "mask transposed": output(see=lambda inputs: inputs["mask"].T),
     },
-    "eight heads": {"mask after softmax": output(1 / 8, after=masked), "mask ignored": output(1 / 8)},
+    "eight heads": {"mask after softmax": output(1 / 8, after=masked)},
 }
 ANSWERS = [(name, mistake) for name in EXERCISES for mistake in (None, *WRONG[name])]
 

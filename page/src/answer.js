@@ -7,25 +7,23 @@ import { load } from "./packed.js";
 import { sampling } from "./sampling.js";
 import { showWay } from "./way.js";
 
-/** @typedef {[string, number, number?]} Choice      a token, its probability, and that in the other run */
+/** @typedef {[string, number]} Choice      a token and its probability */
 
 /** @param {Page} page @param {Shell} shell */
 export function answerRoom(page, shell) {
   const { t } = shell;
-  const { title, facts, edited, layers, words, runs } = page.header;
+  const { title, facts, layers, words, runs } = page.header;
   const first = runs[0]?.tokens && runs[0].layers[0];
   const [text, next, more] = [h("div.text-of"), h("div.next-of"), h("div")];
   const why = wordsOf(page, shell);
   const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
   const language = shell.language();
   const note = facts?.illustration ? ` — ${words[language].illustration}` : null;
-  const edits = edited?.edits.map((/** @type {string} */ edit) => h("li", h("code", edit)));
   const element = h(
     "section.answer",
     { "aria-labelledby": "opening-title" },
     h("h1", { id: "opening-title" }, why.title ?? untitled),
     facts?.model && h("p.model", facts.model[language], note),
-    edited && h("ul.edits", edits),
     choices(page.header.why, why, shell),
     h("p.so", why.so),
     h("div.answered", text, next),
@@ -40,28 +38,26 @@ export function answerRoom(page, shell) {
     legend: "", // of the text's colours, where these are effects
     drawn: () => {}, // the text is there anew
     point: (/** @type {number | null} */ _token) => {}, // at a token
-    /** What the model says comes after a token. @param {boolean} withEdits @param {number} token @param {string} name */
-    follow(withEdits, token, name) {
+    /** What the model says comes after a token. @param {number} token @param {string} name */
+    follow(token, name) {
       if (!facts) return;
-      const run = withEdits && edited ? { ...facts, ...edited.facts } : facts;
-      const last = token === run.following?.length - 1;
-      const atEnd = last || !run.following?.[token];
+      const last = token === facts.following?.length - 1;
+      const atEnd = last || !facts.following?.[token];
       /** @type {Choice[] | null} */
-      const choices = atEnd ? (run.moved ?? run.next) : run.following[token];
-      const now = `${withEdits} ${atEnd ? "last" : token}`;
+      const choices = atEnd ? facts.next : facts.following[token];
+      const now = atEnd ? "last" : String(token);
       if (!choices || now === shown) return;
       shown = now;
-      const ways = run.way?.position === token ? run.way.choices : [];
-      const otherRun = edited && atEnd && (withEdits ? "without edits" : "with edits");
+      const ways = facts.way?.position === token ? facts.way.choices : [];
       const rows = choices.map((choice, index) => {
         const same = (/** @type {any} */ each) => each?.text === choice[0];
         const way = same(ways[index]) ? ways[index] : ways.find(same);
-        return row(choice, way?.id, otherRun, t);
+        return row(choice, way?.id, t);
       });
-      const title = atEnd ? t(run.moved ? "moved most" : "next") : t("next after", { token: bare(name, 20) });
+      const title = atEnd ? t("next") : t("next after", { token: bare(name, 20) });
       next.replaceChildren(h("h2", title), h("ol.next", rows));
-      if (atEnd && run.sampling)
-        load(page, run.sampling.logits).then(() => more.replaceChildren(sampling(page, shell, run.sampling)));
+      if (atEnd && facts.sampling)
+        load(page, facts.sampling.logits).then(() => more.replaceChildren(sampling(page, shell, facts.sampling)));
       if (atEnd && !why.title) next.append(more);
     },
   };
@@ -83,11 +79,10 @@ function choices(causes, words, shell) {
   return h("p.choices", words.choose, " ", buttons);
 }
 
-/** @param {Choice} choice @param {number | undefined} way      of whose token @param {string | false} otherRun @param {Say} t */
-function row([token, share, other], way, otherRun, t) {
+/** @param {Choice} choice @param {number | undefined} way      of whose token @param {Say} t */
+function row([token, share], way, t) {
   const bar = h("span.share", { style: { width: `${Math.max(0.5, share * 100)}%` } });
   const text = h("bdi", spelled(token));
   const name = way === undefined ? text : h("button", { onclick: () => showWay(way), title: t("way to") }, text);
-  const beside = other !== undefined && otherRun && h("small", t(otherRun, { x: percent(other) }));
-  return h("li", name, h("span.track", bar), h("span.figures", percent(share)), beside);
+  return h("li", name, h("span.track", bar), h("span.figures", percent(share)));
 }

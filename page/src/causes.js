@@ -45,23 +45,22 @@ export function wordsOf({ header: { why, tokens } }, shell) {
  * @param {(name: string) => void} rename      says whose map is folded below
  */
 export function causesRoom(page, shell, place, answer, rename) {
-  const { why, tokens, runs, edited } = page.header;
+  const { why, tokens, runs } = page.header;
   const words = wordsOf(page, shell);
-  const run = runs.findIndex((each) => each.edited === Boolean(edited));
-  const { layers } = runs[run];
+  const { layers } = runs[0];
   const query = tokens.length - 1;
   const said = h("p.caption", { "aria-live": "off" });
   /** @param {number} layer      its place @param {number} head @param {Partial<Chosen>} [edge] */
   const choose = (layer, head, edge) => {
     if (!isAsRun(place.what)) place.suppose("", asRun());
     const inText = Number(edge?.query) <= query && edge; // the answer's further tokens have no rows here
-    place.choose("", { run, layer, head, query, key: -1, ...inText });
+    place.choose("", { run: 0, layer, head, query, key: -1, ...inText });
   };
   /** What is said of a head, and its edges in the text. @param {number} layer @param {number} head */
   const show = (layer, head) => {
     const name = nameOfHead(layers, layer, head, shell.t);
-    write(said, `${name} (${signed(-why.grid[layer][head])}): ${captionOf(page, run, layer, head, shell)}`);
-    drawEdges(answer.text, query, looksOf(page, run)?.heads[layer][head] ?? []);
+    write(said, `${name} (${signed(-why.grid[layer][head])}): ${captionOf(page, 0, layer, head, shell)}`);
+    drawEdges(answer.text, query, looksOf(page)?.heads[layer][head] ?? []);
   };
   const showChosen = () => show(place.chosen.layer, place.chosen.head);
   const grid = gridOf(why, words, layers, choose, show, showChosen, shell);

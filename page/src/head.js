@@ -82,7 +82,6 @@ export function headOf(page, layer, batch, number, whatIf, known) {
       }
     return made;
   };
-  const factor = layer.factors?.[number] ?? 1;
   const output = (/** @type {number} */ i, /** @type {number} */ c) => (O ??= computeOutput())[i * v.width + c];
   const scaled = (/** @type {number} */ i, /** @type {number} */ j) => S[i * m + j] * rules.scale;
   return {
@@ -106,7 +105,5 @@ export function headOf(page, layer, batch, number, whatIf, known) {
     logsumexp: (/** @type {number} */ i) => L[i],
     weights: weight,
     output,
-    factor, // what an edit multiplies the output by before the heads are joined
-    passed: (/** @type {number} */ i, /** @type {number} */ c) => factor * output(i, c),
   };
 }

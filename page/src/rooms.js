@@ -42,11 +42,11 @@ export function openRooms(page) {
 }
 
 /** What a page with steps shows first. @param {any} header @returns {Chosen} */
-function chosenBySteps({ chosen, layers, edited, runs }) {
-  const first = (/** @type {any[]} */ list, /** @type {(each: any) => boolean} */ is) =>
-    Math.max(0, list.findIndex(is));
-  const layer = first(layers, ({ number }) => number === chosen.layer);
-  const run = first(runs, (each) => each.edited === Boolean(edited));
+function chosenBySteps({ chosen, layers }) {
+  const layer = Math.max(
+    0,
+    layers.findIndex((/** @type {any} */ { number }) => number === chosen.layer),
+  );
   const query = chosen.query + (chosen.query < 0 ? layers[layer].queries : 0);
-  return { run, layer, head: chosen.head, query, key: -1 };
+  return { run: 0, layer, head: chosen.head, query, key: -1 };
 }

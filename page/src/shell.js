@@ -88,7 +88,7 @@ export function openShell(header, draw) {
       redraw();
       byId(id)?.focus();
     };
-    const names = ["arrows", "heads", "search", "point", ...(header.edited ? ["edits"] : [])];
+    const names = ["arrows", "heads", "search", "point"];
     const signs = names.map((name) => h("li", t(`keys ${name}`)));
     const hidden = Boolean(header.learning || header.scale);
     const title = t(`theme ${theme}`);

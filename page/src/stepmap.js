@@ -1,6 +1,6 @@
 // The bar of steps, and moving about the page.
 
-import { byId, h, select, tickbox } from "./dom.js";
+import { byId, h, select } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
 
 /** Goes to a step; the bar of steps may be a new one. @param {string} step */
@@ -12,7 +12,7 @@ export function openStep(step) {
 /** The bar that stays at the top: links to the steps, and the choice of layer, batch, head and query. @param {Story} s @param {Section[]} sections @param {(id: string) => void} to */
 export function stepMap(s, sections, to) {
   const { t, state, page } = s;
-  const { layers, edited, tokens } = page.header;
+  const { layers, tokens } = page.header;
   const links = sections.map(({ id, symbol }) => {
     const title = t(id === "output" && s.step("concat") ? "layer output" : id);
     const onclick = (/** @type {Event} */ event) => {
@@ -32,17 +32,12 @@ export function stepMap(s, sections, to) {
     const options = there.map((i) => [i, label(i)]);
     return h("label", t(name), select(`pick-${name}`, options, state[name], set));
   };
-  const turn = () => {
-    s.commit({ edited: !state.edited });
-    byId("pick-edited")?.focus();
-  };
   return h(
     "nav.map",
     { "aria-label": t("steps") },
     h("ol", links),
     h(
       "div.picks",
-      edited ? h("label", tickbox("pick-edited", turn, state.edited, "switch"), t("edited")) : null,
       pick("layer", layers.length, (i) => String(layers[i].number ?? i)),
       pick("batch", s.layer.batch, String),
       pick("head", s.layer.heads, String),
@@ -77,16 +72,4 @@ export function highlightDimensions(main) {
       each.classList.toggle("lit", dim !== "" && each.getAttribute("data-dim") === dim);
     lit = dim;
   });
-}
-
-/** The keyboard's shortcuts. @param {Story} s */
-export function bindKeys(s) {
-  const { shell, state, page, t } = s;
-  if (page.header.edited)
-    shell.key("e", () => {
-      const focused = document.activeElement?.id ?? "";
-      s.commit({ edited: !state.edited });
-      byId(focused)?.focus();
-      shell.say(t(state.edited ? "edited" : "not edited"));
-    });
 }

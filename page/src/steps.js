@@ -3,7 +3,7 @@
 import { byId, h } from "./dom.js";
 import { opening } from "./opening.js";
 import { load } from "./packed.js";
-import { bindKeys, highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
+import { highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
 import { sectionsOf } from "./stepsections.js";
 import { begin, makeStory } from "./story.js";
 import { watchSteps } from "./stepwatch.js";
@@ -17,7 +17,7 @@ const RESTS = 120; // milliseconds after which the steps follow a pointer on the
 /** @param {Page} page @param {Place} place @returns {(shell: Shell, host: HTMLElement) => void} */
 export function openStory(page, place) {
   const { runs } = page.header;
-  const state = begin(page, place);
+  const state = begin(place);
   const watch = watchSteps();
   /** @type {Drawn | null} */
   let drawn = null;
@@ -35,29 +35,28 @@ export function openStory(page, place) {
     if (!has(to)) return place.choose("", { layer: to, head: by, key: -1 });
     clearTimeout(resting);
     if (drawn) change(drawn, watch, wanted);
-    const { layer, head, query, key, edited, batch } = state;
-    const run = runs.findIndex((/** @type {any} */ each) => each.edited === edited && each.batch === batch);
+    const { layer, head, query, key, batch } = state;
+    const run = runs.findIndex((/** @type {any} */ each) => each.batch === batch);
     place.choose("steps", { run: Math.max(0, run), layer, head, query, key });
     if (state.what !== what) place.suppose("steps", state.what);
   };
   const follow = (/** @type {Place} */ { chosen: { run, layer, head, query, key }, what }) => {
     if (!drawn || !has(layer)) return;
     const shown = drawn;
-    const { edited, batch } = runs[run] ?? state;
-    const wanted = { edited, batch, layer, head, query: query < 0 ? shown.story.head.n - 1 : query, key, what };
+    const { batch } = runs[run] ?? state;
+    const wanted = { batch, layer, head, query: query < 0 ? shown.story.head.n - 1 : query, key, what };
     clearTimeout(resting);
-    const elsewhere = differs(state, wanted, "edited", "batch", "layer", "head", "what");
+    const elsewhere = differs(state, wanted, "batch", "layer", "head", "what");
     if (elsewhere) change(shown, watch, wanted);
     else resting = setTimeout(() => change(shown, watch, wanted), RESTS);
   };
 
   return function draw(shell, host) {
-    const { arrays, layers, edited } = page.header;
-    const every = [...layers, ...(edited?.layers ?? [])];
+    const { arrays, layers } = page.header;
     const size = Object.values(arrays).reduce((sum, { packed = 0 }) => sum + packed, 0);
-    const wanted = size < SOON ? every : [(state.edited ? edited.layers : layers)[state.layer]];
+    const wanted = size < SOON ? layers : [layers[state.layer]];
     const claimed = Object.keys(arrays).filter((name) => name.startsWith("claimed."));
-    const names = [...wanted.flatMap((each) => Object.values(each.arrays)), ...claimed];
+    const names = [...wanted.flatMap((/** @type {any} */ each) => Object.values(each.arrays)), ...claimed];
     const missing = names.filter((name) => arrays[name].packed !== undefined && !page.known(name));
     if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;
@@ -75,7 +74,6 @@ export function openStory(page, place) {
     watch.drawVisited(shell.printing());
     markCurrentStep(map, sections);
     highlightDimensions(host);
-    bindKeys(story);
     place.follow("steps", follow);
     if (first && location.hash) followUntilUsed(shell.main.firstElementChild, goToPlace);
   };
@@ -112,7 +110,7 @@ const differs = (state, change, ...names) => names.some((name) => name in change
 function change(drawn, watch, wanted) {
   const { story, sections } = drawn;
   const { state } = story;
-  if (differs(state, wanted, "layer", "batch", "edited")) {
+  if (differs(state, wanted, "layer", "batch")) {
     Object.assign(state, wanted);
     const { scrollY } = window;
     drawn.redraw();

@@ -158,7 +158,7 @@ export const outputScenes = (s) => [
 /** H: the outputs of all heads side by side. @param {Story} s */
 function joined(s) {
   const { dv } = s.head;
-  const value = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).passed(i, c % dv);
+  const value = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).output(i, c % dv);
   return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, { ...names(s), split: dv });
 }
 
@@ -177,10 +177,9 @@ export function concatScenes(s) {
       ],
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
-        const { factor, output: of, passed } = s.headAt(from);
+        const { output } = s.headAt(from);
         const parts = [sym("h", s.indices(row, col), "value"), " = ", sym("o", s.indices(row, c), "value")];
-        const times = factor !== 1 && `${fmt(factor)}·${fmt(of(row, c), 5)} = `;
-        return [...parts, ` (${s.t("head")} ${from}) = `, times, h("b", fmt(passed(row, c), 5))];
+        return [...parts, ` (${s.t("head")} ${from}) = `, h("b", fmt(output(row, c), 5))];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
     },

@@ -50,10 +50,7 @@ export function sectionsOf(s) {
       ofCell: true,
     }),
     ...weightSections(s),
-    sectionOf(s, last, "O", {
-      says: () => s.words(last) + (s.head.factor === 1 ? "" : t("times", { x: s.head.factor })),
-      scenes: () => outputScenes(s),
-    }),
+    sectionOf(s, last, "O", { says: () => s.words(last), scenes: () => outputScenes(s) }),
   ];
   if (whole) {
     sections.push(

@@ -5,10 +5,9 @@ import { asRun, headOf, isAsRun } from "./head.js";
 import { unitsFor } from "./layout.js";
 import { transposed } from "./matrix.js";
 
-/** @param {Page} page @param {Place} place @returns {State} */
-export function begin({ header }, { chosen: { layer, head, query, key }, what }) {
-  const edited = Boolean(header.edited);
-  return { edited, layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, what };
+/** @param {Place} place @returns {State} */
+export function begin({ chosen: { layer, head, query, key }, what }) {
+  return { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, what };
 }
 
 /** The heads of a layer under what is supposed, computed when they are needed. @param {Page} page @param {any} layer @param {State} state */
@@ -41,8 +40,7 @@ function headsOf(page, layer, state) {
  */
 export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { header } = page;
-  const run = state.edited ? header.edited : header; // the run with edits or the one without
-  const layer = run.layers[state.layer];
+  const layer = header.layers[state.layer];
   const { make, headAt, forget } = headsOf(page, layer, state);
   const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
   const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
@@ -69,7 +67,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   };
   const story = {
     ...{ page, shell, t: shell.t, state, commit, whenSeen, layer, headAt, named, sizes, room, columns },
-    facts: { ...header.facts, ...run.facts },
+    facts: { ...header.facts },
     units: unitsFor(room, sizes),
     queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
     keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
@@ -104,7 +102,7 @@ function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
   const output = new Float64Array(n * wide);
   for (let i = 0; i < n; i++) {
     for (let x = 0; x < high; x++) {
-      const value = headAt(Math.floor(x / dv)).passed(i, x % dv);
+      const value = headAt(Math.floor(x / dv)).output(i, x % dv);
       for (let c = 0; c < wide; c++) output[i * wide + c] += value * data[x * wide + c];
     }
     if (bias) for (let c = 0; c < wide; c++) output[i * wide + c] += bias.data[c];

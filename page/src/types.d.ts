@@ -30,7 +30,6 @@ interface Run {
   tokens: string[] | null;
   sources: string[] | null;
   pads: number[]; // which tokens are padding
-  edited: boolean;
   batch: number;
   layers: Layer[];
 }
@@ -123,14 +122,7 @@ type AxisUnits = Record<string, number>; // pixels for one step along each axis
 
 /** What the steps show; `state` is what the reader chose. */
 type Story = ReturnType<typeof import("./story.js").makeStory>;
-type State = Omit<Chosen, "run"> & {
-  edited: boolean;
-  batch: number;
-  feature: number;
-  next: number;
-  less: number;
-  what: WhatIf;
-};
+type State = Omit<Chosen, "run"> & { batch: number; feature: number; next: number; less: number; what: WhatIf };
 type StepHead = ReturnType<typeof import("./head.js").headOf>;
 type StateAxis = "query" | "key" | "feature"; // the entry of the state that an axis's index is stored in
 type Part = { b: Matrix; r: Matrix; axes: [StateAxis, StateAxis]; bias?: Cell; extra?(i: number, j: number): Child };

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import values_like as values_like
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
-    from clearhead.diagnosing.diagnose import diagnose_weights as diagnose_weights
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from clearhead.textbook.shapes import shapes as shapes
     from clearhead.textbook.trace import trace as trace
     from clearhead.textbook.trace import trace_layer as trace_layer
-    from clearhead.textbook.trace import trace_weights as trace_weights
     from clearhead.watching.seen import Seen as Seen
     from clearhead.watching.seen import load as load
     from clearhead.watching.watch import watch as watch
@@ -52,7 +50,6 @@ _HOMES = {
     "cut": "changing.edits",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
-    "diagnose_weights": "diagnosing.diagnose",
     "explain": "explaining.explain",
     "get_num_threads": "engines.threads",
     "like": "changing.edits",
@@ -67,7 +64,6 @@ _HOMES = {
     "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace",
-    "trace_weights": "textbook.trace",
     "values_like": "changing.edits",
     "watch": "watching.watch",
 }

@@ -87,17 +87,6 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
 
 
-def _gigabytes(text: str) -> int:
-    """A size in gigabytes as bytes."""
-    try:
-        size = float(text)
-    except ValueError:
-        size = -1.0
-    if not 0 <= size < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a number of gigabytes, such as 1.5, not {text[:30]!r}")
-    return int(size * 1e9)
-
-
 def _text(metavar: str, **more: Any) -> dict[str, Any]:
     return {"type": _name, "metavar": metavar, **more}
 
@@ -118,7 +107,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--chat": _text("MESSAGE"),
         "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
-        "--memory": {"type": _gigabytes, "metavar": "GB"},
         "--layer": _WHOLE,
         "--head": _WHOLE,
         "--token": _text("N|WORD"),
@@ -166,7 +154,7 @@ EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
-_EDITS = "--cut, --boost and --off are for one run of a text, not for the page of a file's every head."
+_EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
 _EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
@@ -178,16 +166,15 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
     (f"{_ANY} exact|dtype", "", _LONE, "leave --{name} out."),
-    ("edits page", "", _EDITS, 'clearhead explain TEXT --cut "on>sat" --html PAGE'),
+    (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
     ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
     ("alone", "token", ""),  # steps without the answer
-    ("alone", "edits", f"steps|{_ANY}"),
     ("steps", "steps all", ""),
-    ("steps", "layer head", "edits"),
+    ("steps", "layer head", ""),
     ("way", "way all", ""),
     ("answer", " ".join(OF_ANSWER), ""),
 )

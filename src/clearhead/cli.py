@@ -79,17 +79,17 @@ def _check_targets(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from clearhead.changing.edits_text import edits_from_options
     from clearhead.explaining.texts import check_unicode
 
     check_unicode("TEXT", options.text or "")
     asked = arguments.asked_for(options)
-    edits = edits_from_options(options.edits or (), options.layer, options.head, options.rest or "renormalise")
     if options.file is not None:
         options.text = read_text(options.file)
     if options.chat is None and not options.text.strip():
         raise FileError("the text is empty: there is no token to explain.", arguments.EXAMPLE)
-    return _long_page(options) if "page" in asked else _answered(options, edits or None, asked)
+    if options.edits:
+        return _changed(options)
+    return _long_page(options) if "page" in asked else _answered(options, asked)
 
 
 def _prompt(options: argparse.Namespace) -> Any:
@@ -101,20 +101,20 @@ def _prompt(options: argparse.Namespace) -> Any:
     return [*system, {"role": "user", "content": content}]
 
 
-def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
+def _answered(options: argparse.Namespace, asked: set[str]) -> int:
     """Say why the answer follows, then what more is asked for.
 
-    There are steps alone for a chosen token, edits, what is generated, and a model that says no next token.
+    There are steps alone for a chosen token, what is generated, and a model that says no next token.
     """
     from clearhead.models.finding import load_model
 
-    console, model = console_of(options), load_model(options.model, memory=options.memory)
+    console, model = console_of(options), load_model(options.model)
     shown = arguments.shown(asked)
     of_answer, way, alone = (part in shown for part in ("answer", "way", "alone"))
     steps, cause = alone or "steps" in shown, None
     if not alone and (shown or console is not None or "html" in asked):
         try:
-            cause = _cause(options, model, edits, console)
+            cause = _cause(options, model, console)
         except (RuleError, SelectionError) as error:
             if of_answer or way:
                 raise
@@ -123,13 +123,13 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     seen = None
     page = cause if asked.isdisjoint(("layer", "head")) else None  # which opens with what made the answer
     if steps or way or page is None or ("json" in asked and not of_answer):
-        seen = _seen(options, model, edits, cause if steps or way else None)
+        seen = _seen(options, model, cause if steps or way else None)
     result: Any = cause if cause is not None and (of_answer or seen is None) else seen
     tried = {} if trust is None else {"trust": trust._asdict()}
     deliver(options, lambda: result.to_json() | tried, (page or result).save)
     if console is None:
         return 0
-    from clearhead.report import answered, attribution, changed, explained
+    from clearhead.report import answered, attribution, explained
 
     if cause is not None:
         whole = bool(options.why or options.all)
@@ -139,14 +139,32 @@ def _answered(options: argparse.Namespace, edits: Any, asked: set[str]) -> int:
     if seen is not None and steps:
         if cause is not None:
             console.print()
-        (changed if edits else explained).show(console, seen, options.lang)
-    if seen is not None and (way or (steps and not edits)):
+        explained.show(console, seen, options.lang)
+    if seen is not None and (way or steps):
         ways = cause.ways if cause else []
         attribution.show(console, replace(seen, ways=ways) if ways else seen, options.lang)
     return 0
 
 
-def _cause(options: argparse.Namespace, model: Any, edits: Any, console: "Console | None") -> "Explanation":
+def _changed(options: argparse.Namespace) -> int:
+    """Say what the model says next without and with the edits."""
+    from clearhead.changing.edits_text import edits_from_options
+    from clearhead.explaining.texts import read
+    from clearhead.models.finding import load_model
+    from clearhead.report import changed
+
+    edits = edits_from_options(options.edits, options.layer, options.head, options.rest or "renormalise")
+    console, model = console_of(options), load_model(options.model)
+    reading = read(model, _prompt(options))
+    tokens = changed.moved(model, reading, edits, partial(progress, what="layers"))
+    found = {"model": model.name, "text": reading.text, "edits": list(map(repr, edits)), "next": tokens}
+    deliver(options, lambda: found)
+    if console is not None:
+        changed.show(console, model, reading, edits, tokens, options.lang)
+    return 0
+
+
+def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -> "Explanation":
     """Why an answer follows the text, or the chat; what is known before all of it is printed at once."""
     from clearhead.explaining.explain import explain
     from clearhead.explaining.texts import read
@@ -174,18 +192,18 @@ def _cause(options: argparse.Namespace, model: Any, edits: Any, console: "Consol
     }
     if options.effort is not None:
         asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
-    return explain(prompt, model, **asked, edits=edits, each=partial(progress, what="runs"), told=told)
+    return explain(prompt, model, **asked, each=partial(progress, what="runs"), told=told)
 
 
-def _seen(options: argparse.Namespace, model: Any, edits: Any, cause: "Explanation | None") -> "HeadSteps":
+def _seen(options: argparse.Namespace, model: Any, cause: "Explanation | None") -> "HeadSteps":
     """One token of a text in the chosen head, or in the one that carries the answer."""
     from clearhead.explaining.steps import steps_of_text
 
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
     each = partial(progress, what="layers")
-    if cause is not None and not edits and not options.generate:
+    if cause is not None and not options.generate:
         return cause.steps(**chosen)
-    return steps_of_text(_prompt(options), model, **chosen, edits=edits, generate=options.generate, each=each)
+    return steps_of_text(_prompt(options), model, **chosen, generate=options.generate, each=each)
 
 
 def _long_page(options: argparse.Namespace) -> int:
@@ -330,15 +348,15 @@ def _models(options: argparse.Namespace) -> int:
 
     listed = models_here()
     if options.json:
-        print(json.dumps([each._asdict() for each in listed], ensure_ascii=False))
+        print(json.dumps(listed, ensure_ascii=False))
         return 0
     streams.check_encoding(options.lang)
-    names = [say(options.lang, "shipped model"), *(streams.printable(each.name) for each in listed[1:])]
+    names = [say(options.lang, "shipped model"), *(streams.printable(each["name"]) for each in listed[1:])]
     wide = max(map(arguments.columns, names))
     for name, each in zip(names, listed, strict=True):
-        count = each.parameters / (1e4 if options.lang == "zh" else 1e6)
-        facts = say(options.lang, "model facts", count=count, **each._asdict())
-        reason = streams.printable(each.reason)
+        count = each["parameters"] / (1e4 if options.lang == "zh" else 1e6)
+        facts = say(options.lang, "model facts", count=count, **each)
+        reason = streams.printable(each["reason"])
         print(aligned((wide, 0), (name, reason or facts), "  ", arguments.columns))
     return 0
 

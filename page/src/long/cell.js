@@ -51,8 +51,8 @@ const weightIn = (row, keys, unit) => {
 };
 
 /** What the model says comes after a query's token. @param {Look} look @param {number} query */
-export function follow({ answer, page, state, offset, queryName }, query) {
-  answer.follow(page.header.runs[state.address.run].edited, query + offset, queryName(query));
+export function follow({ answer, offset, queryName }, query) {
+  answer.follow(query + offset, queryName(query));
 }
 
 /** The reader chooses a cell: bring it into view. @param {Look} look @param {number} i @param {number} j */

@@ -19,9 +19,8 @@ export function nameOfHead(layers, layer, head, t) {
   return t("this matrix", { head: heads[head] });
 }
 
-/** Of an explained run what each head attends to in the row that answers. @param {Page} page @param {number} run @returns {{query: number, heads: [number, number][][][]} | undefined} */
-export const looksOf = ({ header: { runs, facts, edited } }, run) =>
-  (runs[run].edited ? edited?.facts.looks : null) ?? facts?.looks;
+/** Of an explained run what each head attends to in the row that answers. @param {Page} page @returns {{query: number, heads: [number, number][][][]} | undefined} */
+export const looksOf = ({ header: { facts } }) => facts?.looks;
 
 /** What a head does where the answer is said, and over the whole text. @param {Page} page @param {number} run @param {number} layer @param {number} head @param {Shell} shell */
 export function captionOf(page, run, layer, head, { t, language }) {
@@ -29,7 +28,7 @@ export function captionOf(page, run, layer, head, { t, language }) {
   const { captions, statistics } = layers[layer];
   const known = Object.values(statistics).some((each) => each[head] !== null);
   const usual = captions[head]?.[language()] ?? t(known ? "no caption" : "unknown");
-  const looks = looksOf(page, run);
+  const looks = looksOf(page);
   if (!looks?.heads[layer][head].length || !tokens) return usual;
   const name = (/** @type {number} */ token) => bare(tokens[token], 14);
   const keys = looks.heads[layer][head].map(([key, weight]) => `${name(key)} ${Math.round(100 * weight)}%`).join(", ");

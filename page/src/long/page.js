@@ -80,12 +80,9 @@ export function openLong(page, place) {
 function drawFront(room) {
   const { page, state, front, pictures, shell } = room;
   const { t } = shell;
-  const { runs, edited } = page.header;
+  const { runs } = page.header;
   const { layers } = runs[state.address.run];
-  const nameOfRun = (/** @type {any} */ run, /** @type {number} */ index) => [
-    String(index),
-    run.name || (edited ? t(run.edited ? "edited" : "not edited") : String(index)),
-  ];
+  const nameOfRun = (/** @type {any} */ run, /** @type {number} */ index) => [String(index), run.name || String(index)];
   const known = (/** @type {string} */ name) =>
     layers.some(({ statistics }) => statistics[name].some((/** @type {any} */ x) => x !== null));
   const statistics = Object.keys(layers[0].statistics).filter(known);

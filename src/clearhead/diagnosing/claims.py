@@ -1,9 +1,8 @@
 """The check of a worked example: which claimed step is the first wrong one, by how much, and what was done instead.
 
-A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases,
-or weights and v; any score rules; the names of its tokens; and, if wanted, the values that it claims for steps: scores,
-scaled, capped, biased, masked, weights, output, and of a layer also q, k, v, heads and concat, the heads joined, which
-may be called H.
+A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases;
+any score rules; the names of its tokens; and, if wanted, the values that it claims for steps: scores, scaled, capped,
+biased, masked, weights, output, and of a layer also q, k, v, heads and concat, the heads joined, which may be called H.
 
 A claim that is wrong takes the place of its step, and everything after it is computed from there: so a mistake is told
 from what follows.
@@ -29,11 +28,11 @@ from clearhead.diagnosing.search import largest
 from clearhead.diagnosing.verdict import MistakeExplanation
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
-from clearhead.textbook.case_file import INPUTS, LAYER, NAMES, WEIGHTS_AND_V
+from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.computed import largest_difference, listed
-from clearhead.textbook.page import Scene, Translations, both
+from clearhead.textbook.page import Translations, both
 from clearhead.textbook.shapes import Convention, turned
-from clearhead.textbook.trace import Trace, trace, trace_layer, trace_weights
+from clearhead.textbook.trace import Trace, trace, trace_layer
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.names import Names, token_names
@@ -91,9 +90,7 @@ class CheckedExample:
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
-        names = self.tokens, self.sources
-        scene = Scene("attention, step by step", language, self.trace.convention, *names, claims=said, claimed=claimed)
-        return self.trace.document(scene)
+        return self.trace.document(language, self.tokens, self.sources, said, claimed)
 
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""
@@ -109,7 +106,7 @@ class CheckedExample:
             "steps": [{**step.to_json(), "values": listed(step.array)} for step in self.trace.steps],
             "claims": judged,
             "first_wrong": self.first_wrong and self.first_wrong.name,
-            "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
+            "check": {"engine": self.trace.engine, "largest_difference": listed(self.trace.difference)},
         }
 
 
@@ -127,8 +124,8 @@ def _said(verdict: Verdict) -> Translations:
 def check_file(path: str | Path) -> CheckedExample:
     """Trace a file's inputs and check what it claims.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what `trace`, `trace_layer`,
-    `trace_weights` and `token_names` raise.
+    Raises FileError when the file is missing, malformed or of the wrong form, and what `trace`, `trace_layer` and
+    `token_names` raise.
     """
     place = Path(path)
     data = case_file.read(place, _KNOWN)
@@ -136,9 +133,7 @@ def check_file(path: str | Path) -> CheckedExample:
     claims = _claimed(place, data, needed)
     values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in claims}
     rules = {name: value for name, value in values.items() if name not in needed}
-    if needed == WEIGHTS_AND_V:
-        case_file.check_alone(place, [name for name in rules if name != "convention"])
-    call: Any = {INPUTS: trace, WEIGHTS_AND_V: trace_weights}.get(needed, trace_layer)
+    call: Any = trace if needed == INPUTS else trace_layer
     traced = call(*(values[name] for name in needed), **rules)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
     return CheckedExample(traced, list(_verdicts(place, values, traced, claims)), rows, cols, values)

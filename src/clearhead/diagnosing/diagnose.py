@@ -31,7 +31,7 @@ from clearhead.textbook.shapes import Convention
 from clearhead.view.names import token_names
 
 _OPTIONS = "num_heads", "convention", "stage", "rotary", "rotary_interleaved"
-_KNOWN = (*INPUTS, *LAYER, "weights", *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
+_KNOWN = (*INPUTS, *LAYER, *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
 _CHANCE = 1e-3  # of any candidate fitting so well
 _ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
@@ -124,31 +124,12 @@ def diagnose_layer(
         return replace(judged(read_inputs(arrays, theirs, stage, rules=rules, **options)), convention=convention)
 
 
-def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Convention = "rows") -> Diagnosis:
-    """`diagnose` where the weights are given: what did their code do on the way from weights and values to the output?
-
-    weights, v, convention   as in `trace_weights`
-    theirs                   the output (…, heads, queries, d_v)
-
-    Returns a Diagnosis. Raises what `trace_weights` raises, ShapeError or DtypeError where theirs does not fit.
-    O(queries·keys·d_v) for each head and each candidate.
-
-    >>> import numpy as np, clearhead as ch
-    >>> a, v = np.array([[0.5, 0.5], [0.2, 0.8]]), np.array([[1.0, 0], [0, 3]])
-    >>> ch.diagnose_weights(a, v, a.T @ v).explanations[0].mistakes
-    ('weights transposed',)
-    """
-    with ungraphed():
-        inputs = read_inputs({"weights": weights, "v": v}, theirs, "output", convention=convention)
-    return replace(judged(inputs), convention=convention)
-
-
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz, .safetensors or .pt.
+    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz, .safetensors or .pt.
 
     Numbers in a .json file may be rounded for printing: all are as precise as the one with the most decimals.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
+    Raises FileError when the file is missing, malformed or of the wrong form, and what those two raise.
     """
     place = Path(path)
     data = case_file.read(place, _KNOWN)

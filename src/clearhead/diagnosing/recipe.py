@@ -20,8 +20,8 @@ from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import EVERYWHERE, Rules, check_names
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
-from clearhead.textbook.case_file import INPUTS, LAYER, WEIGHTS_AND_V, check_alone, inputs_of
-from clearhead.textbook.computed import LayerArrays, read_layer, read_weights
+from clearhead.textbook.case_file import INPUTS, LAYER, inputs_of
+from clearhead.textbook.computed import LayerArrays, read_layer
 from clearhead.textbook.shapes import Convention, check_convention, turned
 
 Stage = Literal["q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output"]
@@ -74,7 +74,6 @@ class Diagnosed:
     stage: Stage
     layer: LayerArrays | None = None  # x (batch, queries, d_model), context (batch, keys, d_model)
     rotary: Rotary | None = None
-    weights: Array | None = None  # (batch, heads, queries, keys), where they are given; then q and k are zeros
 
     @property
     def merged(self) -> bool:
@@ -86,7 +85,7 @@ class Diagnosed:
         """What the caller gave that has tokens, by name."""
         if self.layer is not None:
             return {"x": self.layer.x, "context": self.layer.context}
-        return ({"q": self.q, "k": self.k} if self.weights is None else {"weights": self.weights}) | {"v": self.v}
+        return {"q": self.q, "k": self.k, "v": self.v}
 
     def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Diagnosed":
         """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
@@ -97,7 +96,7 @@ class Diagnosed:
             w, b = ({name: matrices(array) for name, array in arrays.items()} for arrays in (layer.w, layer.b))
             layer = LayerArrays(x, context, w, b)
         q, k, v = map(tokens, (self.q, self.k, self.v))
-        return replace(self, q=q, k=k, v=v, weights=None if self.weights is None else tokens(self.weights), layer=layer)
+        return replace(self, q=q, k=k, v=v, layer=layer)
 
 
 def eps(dtype: np.dtype[Any]) -> float:
@@ -119,12 +118,12 @@ def read_inputs(
     rotary: tuple[Any, Any] = (None, False),
     rules: Mapping[str, Any] = MappingProxyType({}),
 ) -> Diagnosed:
-    """Read and check what is diagnosed: `arrays` are q, k and v; or a layer's; or weights and v, by name.
+    """Read and check what is diagnosed: `arrays` are q, k and v, or a layer's, by name.
 
     rotary   the base of rotary positions, None without, and whether pairs are interleaved
     """
     check_convention(convention)
-    turning, layer, weights, given = _rotary_of(*rotary), None, None, cast("Rules", rules)
+    turning, layer, given = _rotary_of(*rotary), None, cast("Rules", rules)
     theirs = turned(as_array(theirs, "theirs")[0], convention)
     if "x" in arrays:
         check_names(given)
@@ -136,8 +135,6 @@ def read_inputs(
         stages["output"] = joined if layer.out is None else (*joined[:-1], layer.out[1])
         x, context = (x.reshape(call.problem.batch, *x.shape[-2:]) for x in (layer.x, layer.context))
         layer = replace(layer, x=x, context=context)
-    elif "weights" in arrays:
-        call, weights = read_weights(arrays["weights"], arrays["v"], convention)
     else:
         q, k, v = (turned(arrays[name], convention) for name in INPUTS)
         call = describe_whole(q, k, v, given)
@@ -145,11 +142,9 @@ def read_inputs(
     assert call.v is not None
     if layer is None:
         stages = {"output": (*problem.prefix, problem.queries, call.v.shape[-1])}
-    if weights is not None and stage != "output":
-        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
     theirs = read_theirs(theirs, stages, problem, stage)
     theirs = heads_first(theirs) if layer is None else theirs.reshape(problem.batch, -1, *theirs.shape[-2:])
-    return Diagnosed(problem, call.q, call.k, call.v, theirs, stage, layer, turning, weights)
+    return Diagnosed(problem, call.q, call.k, call.v, theirs, stage, layer, turning)
 
 
 def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
@@ -166,11 +161,9 @@ def file_inputs(place: Path, values: Mapping[str, Any], theirs: Array, stage: An
     """The inputs among a file's values, checked; inputs and rules by name."""
     needed, rules = inputs_of(place, values), dict(values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
-    named = needed if needed in (INPUTS, WEIGHTS_AND_V) else (*LAYER, "num_heads")
+    named = needed if needed == INPUTS else (*LAYER, "num_heads")
     arrays = {name: rules.pop(name) for name in named if name in rules}
     heads, convention = arrays.pop("num_heads", 1), rules.pop("convention", "rows")
-    if needed == WEIGHTS_AND_V:
-        check_alone(place, rules)
     rotary = rules.pop("rotary", None), rules.pop("rotary_interleaved", False)
     options = {"num_heads": heads, "convention": convention, "rotary": rotary, "rules": rules}
     return read_inputs(arrays, theirs, stage, **options)

@@ -108,10 +108,7 @@ class Workings(Operands):
     def weights(self, recipe: Recipe, rows: Rows) -> Array:
         """A, (batch, heads, rows, keys)."""
         wide = tuple(range(self.problem.queries)) if recipe.wide else rows
-        if self.inputs.weights is None:
-            result = self._weights(recipe, wide)
-        else:
-            result = self.rounded(take(self.inputs.weights, wide))
+        result = self._weights(recipe, wide)
         result = result.swapaxes(-1, -2) if recipe["turned"] else result
         return take(result, rows) if recipe.wide else result
 

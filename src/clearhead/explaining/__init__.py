@@ -5,7 +5,6 @@ why_lists       what an explanation lists; why_words: its sentences and tables; 
 steps           one head of a run, step by step; head_steps: what that gives; answer_words: what each head does
 answers         the number that is explained; part_runs: the parts' effects; rerun: runs without them; head_runs: heads
 forward         a forward pass, one of its heads, all of them for the long page
-editing         edits of attention: checked, in force, and what they moved
 attribution     what each part of the model adds to a logit, in exact sums; attribution_words: in words
 learning        a recorded training run
 texts           tokens as a reader sees them, and the parts of a text

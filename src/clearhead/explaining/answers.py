@@ -212,7 +212,7 @@ def goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) 
 
 def _next(model: LanguageModel, ids: list[int], run: ForwardPass) -> int:
     """The likeliest token after these, the first of which were run."""
-    return model.generate(ids, 1, run=None if run.edits else run)[0]
+    return model.generate(ids, 1, run=run)[0]
 
 
 def _kind(text: str) -> tuple[bool, ...]:

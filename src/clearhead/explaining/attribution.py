@@ -161,22 +161,22 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
 
 def _norm(decoder: Decoder, name: str, x: Array) -> tuple[Norm, Callable[[Array], Array], Array | None] | None:
     """A norm of the decoder as it acted on one vector: what is linear in it, and its bias; None where it has none."""
-    stated = decoder.norm(name)
-    if stated is None:
+    stated, centred = [decoder.weights.get(f"{name}.{kind}") for kind in ("weight", "bias")], decoder.config.centred
+    if stated[0] is None:
         return None
-    weight, bias = (None if array is None else array.astype(np.float64) for array in (stated.weight, stated.bias))
+    weight, bias = (None if array is None else array.astype(np.float64) for array in stated)
 
     def centre(vectors: Array) -> Array:
-        return vectors - vectors.mean(-1, keepdims=True) if stated.centred else vectors
+        return vectors - vectors.mean(-1, keepdims=True) if centred else vectors
 
     exact = x.astype(np.float64)
-    sigma = float(np.sqrt(np.mean(centre(exact) ** 2) + stated.epsilon))
+    sigma = float(np.sqrt(np.mean(centre(exact) ** 2) + decoder.config.epsilon))
 
     def linear(vectors: Array) -> Array:
         return np.asarray(weight * centre(vectors) / sigma)
 
     after = linear(exact) + (0 if bias is None else bias)
-    return Norm(float(np.linalg.norm(exact)), float(np.linalg.norm(after)), sigma, stated.centred), linear, bias
+    return Norm(float(np.linalg.norm(exact)), float(np.linalg.norm(after)), sigma, centred), linear, bias
 
 
 def against(first: Way, second: Way) -> Way:

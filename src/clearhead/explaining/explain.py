@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
-from clearhead.explaining import editing, head_runs, part_runs, rerun
+from clearhead.explaining import head_runs, part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.forward import check_each, forward_pass
@@ -50,7 +50,6 @@ def explain(
     verify: int = 48,
     effort: str | int = "quick",
     count: int = 8,
-    edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
     told: Callable[[Explanation], object] | None = None,
 ) -> Explanation:
@@ -75,14 +74,13 @@ def explain(
     verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
     effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
     count     how many heads and edges to list at most
-    edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over points, and over the layers of what is run again, such as a progress bar
     told      is given what is known so far: the answer, then what hiding each part did; heads and edges come last
 
     Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
-    RuleError for a model without next tokens, for attention that is not causal, and for an edit without a derivative;
-    UnknownNameError for another effort; SelectionError for a word that is not there, for parts that overlap or are
-    outside the text, for an edit of nothing, and where both answers are the same; ShapeError for an empty answer or
+    RuleError for a model without next tokens and for attention that is not causal; UnknownNameError for another effort;
+    SelectionError for a word that is not there, for parts that overlap or are outside the text, and where both answers
+    are the same; ShapeError for an empty answer or
     text, or one that is too long; FileError for an unreadable model. O(points + parts) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
@@ -97,36 +95,32 @@ def explain(
     loaded, more = load_model(model), whole_number("generate", generate, 0)
     asked_points = None if points is None else whole_number("points", points, 0)
     most, listed = whole_number("verify", verify, 0), whole_number("count", count, 1)
-    acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
-    editing.check_derivatives(acting)
     reading = read(loaded, text)
     halves = part_runs.read_effort(effort, len(reading.tokens))
     where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
     hidden = where if hide is None else read_slices("hide", hide, reading.text)
     if word is not None or (answer is None and (more or reading.turns)):
         reading, answer = said_by(loaded, reading, answer, word, more, each)
-    placed = editing.by_position(acting, reading.tokens, reading.text)
-    run = forward_pass(loaded, reading.tokens, each, placed)
-    editing.check_acts(acting, placed, run.layers)
+    run = forward_pass(loaded, reading.tokens, each)
     asked = read_answers(loaded, reading.tokens, run, answer, against)
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
     counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
-    found = _begun(again, asked, cut, partial(Explanation, loaded, text, reading, edits=acting))
+    found = _begun(again, asked, cut, partial(Explanation, loaded, text, reading))
     return _explained(again, found, counts, each, told or (lambda _: None))
 
 
 def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
     """What is run again, with the runs that say the answers."""
-    runs = [run if one.ids == list(run.ids) else model.run(one.ids, each, run.edits) for one in asked.targets]
+    runs = [run if one.ids == list(run.ids) else model.run(one.ids, each) for one in asked.targets]
     other = asked.against or (rival(model, reading, run, asked.answer[0]),)
     pair = asked.answer[0], other[0]
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     sinks = rerun.resting(run, len(reading.tokens) - 1)
     rest: Rest = "first" if 2 * sinks >= model.config.layers * model.config.heads else "renormalise"
-    return Again(model, based, run.edits, sum(one.value for one in based), rest, 0, pair)
+    return Again(model, based, sum(one.value for one in based), rest, 0, pair)
 
 
 def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., Explanation]) -> Explanation:
@@ -170,7 +164,7 @@ def _explained(
     heads, heads_run, off = head_runs.heads(again, by_head)
     looked = [((head.layer, head.head), 0, _KEYS) for head in heads[:_HEADS]]
     looked += head_runs.of_later_tokens(again, off)
-    estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.edits, again.rest)]
+    estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.rest)]
     edges, missed, without = head_runs.edges(again, estimates, looked)
     gap = total - sum(part.effect for part in parts)
     return replace(

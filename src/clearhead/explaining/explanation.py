@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, brief
 from clearhead.core.effects import spearman
 from clearhead.core.rule_values import whole_number
@@ -122,7 +121,6 @@ class Explanation(Tabular, Framing):
     reruns: Reruns = field(repr=False)  # with heads off, with parts hidden, without edges: `numbers` are read from them
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
-    edits: tuple[Edit, ...]  # of the attention, in force in all runs
     again: Again = field(repr=False)  # what is run again, and what the results are compared with
 
     def __repr__(self) -> str:
@@ -220,13 +218,13 @@ class Explanation(Tabular, Framing):
         """Show one token's attention in one head, step by step.
 
         layer, head   from 0; None takes the head that carries the answer, or the strongest; of another token the one
-                      without which the likeliest token after it changes most, and with edits the one that moved most
+                      without which the likeliest token after it changes most
         token         a position (negative counts from the end) or a word of the text; None is the last
         count         how many next tokens to list
 
-        Returns a HeadSteps: `trace` with every intermediate in float64, `row` (the token alone), `heads()`, and with
-        edits `before` and `moved`. Raises SelectionError for a layer, head or token that there is not, RuleError for a
-        model whose projections have unknown names. O(tokens²) memory for the head's numbers.
+        Returns a HeadSteps: `trace` with every intermediate in float64, `row` (the token alone), `heads()`.
+        Raises SelectionError for a layer, head or token that there is not, RuleError for a model whose projections have
+        unknown names. O(tokens²) memory for the head's numbers.
 
         >>> import clearhead as ch
         >>> ch.explain("humpty dumpty sat on").steps(0, 7).trace.weights.shape
@@ -234,11 +232,11 @@ class Explanation(Tabular, Framing):
         """
         where: dict[str, Any] = {"layer": layer, "head": head, "token": token}
         best, change = self.carrier or self.strongest, None
-        if all(value is None for value in where.values()) and not self.edits:
+        if all(value is None for value in where.values()):
             where |= {"layer": best.layer, "head": best.head}
             own = self.answer == self.next[0].text and not self.rivals.compared
             change = best.truth if own else None
-        made = steps_of_text(self.prompt, self.model, **where, count=count, edits=list(self.edits) or None)
+        made = steps_of_text(self.prompt, self.model, **where, count=count)
         return made if change is None else replace(made, change=change, chosen=(True, True))
 
     def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:
@@ -306,5 +304,4 @@ class Explanation(Tabular, Framing):
             "by_head": told.by_head.tolist(),
             "layers": told.by_head.sum(axis=1).tolist(),
             "ways": [each.to_json() for each in self.ways],
-            **({"edits": [repr(edit) for edit in self.edits]} if self.edits else {}),
         }

@@ -1,12 +1,10 @@
 """A model's forward pass, checked: with its residual stream, with one head as a small problem, or with every head."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
 from clearhead.errors import FileError, RuleError, expected
@@ -25,10 +23,10 @@ def check_each(each: Each) -> None:
         raise RuleError(expected("each", each, "what walks the layers"), "each=tqdm")
 
 
-def forward_pass(model: LanguageModel, tokens: list[Token], each: Each, edits: Sequence[Edit] = ()) -> ForwardPass:
-    """The forward pass, with edits. Raises FileError where it gives NaN or infinity."""
+def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> ForwardPass:
+    """The forward pass. Raises FileError where it gives NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        run = model.run([token.id for token in tokens], each, edits)
+        run = model.run([token.id for token in tokens], each)
     finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in it to its end
     for number in range(0 if finite else len(run.layers)):
         layer = run.layers[number]  # where it has the residual stream, everything in the layer reaches that

@@ -20,7 +20,7 @@ _ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all 
 
 def heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
     """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
-    off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed, again.edits)
+    off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed)
     truths = rerun.changes_of(off, again.value, by_head.shape)
     run = [(int(layer), int(head)) for layer, head in np.argwhere(~np.isnan(truths))]
     listed = sorted(run, key=lambda place: (-abs(truths[place]), -abs(by_head[place])))[: again.listed]
@@ -54,7 +54,7 @@ def edges(
         keys = [int(key) for key in np.argsort(-row)[: count + 1] if row[key] and (key or again.rest != "first")]
         chosen |= dict.fromkeys(EdgePlace(layer, head, rows[place], key) for key in keys[:count])
     made = []
-    runs = rerun.edges_without(again.model, again.based, list(chosen), again.edits, again.rest)
+    runs = rerun.edges_without(again.model, again.based, list(chosen), again.rest)
     for edge, one in zip(chosen, runs, strict=True):
         effect = float(effects[edge.layer, edge.head, edge.query - rows.start, edge.key])
         now = again.changed(one)

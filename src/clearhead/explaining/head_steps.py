@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, brief
 from clearhead.core.call import describe
 from clearhead.core.rules import Rules
@@ -17,7 +16,6 @@ from clearhead.digits import rounded
 from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
-from clearhead.explaining.editing import SHOWN, Moved
 from clearhead.explaining.forward import model_line, steps_of
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import SHIPPED
@@ -25,7 +23,7 @@ from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
+from clearhead.textbook.page import PageLayer, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
@@ -63,9 +61,6 @@ class HeadSteps(Tabular, Framing):
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
-    edits: tuple[Edit, ...] = ()  # of the attention in this run
-    before: "HeadSteps | None" = None  # with edits: the run without them
-    moved: Moved | None = None  # and what they moved
     following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
 
     def __repr__(self) -> str:
@@ -102,14 +97,10 @@ class HeadSteps(Tabular, Framing):
             "layer_output": listed(self.run.output),
             "token_arithmetic": {name: listed(getattr(self.row, name)) for name in arithmetic}
             | {"difference_from_the_matrix": self.row.difference},
-            "check": self.trace.check._asdict(),
+            "check": {"engine": self.trace.engine, "largest_difference": self.trace.difference},
             "way": None if self.way is None else self.way.to_json(),
             "ways": [each.to_json() for each in self.ways],
         }
-        if self.before is not None and self.moved is not None:
-            factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
-            data |= {"edits": [repr(edit) for edit in self.edits], "moved": self.moved.to_json()}
-            data |= {"head_factors": factors, "before": self.before.to_json()}
         return data
 
     @property
@@ -127,41 +118,30 @@ def document(
 ) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
-    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the edited run
+    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v)
     named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
     """
-    first, config = seen.before or seen, seen.model.config
+    config = seen.model.config
     facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
-    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(first, seen.moved, "logits")
+    facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(seen)
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
     if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
         weights = {}
     kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
-    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
-    layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
+    told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
+    layers = [_page_layer(seen, number, weights) for number in range(config.layers)]
     if g is not None:
-        after = [replace(layer, g=by_output[None]) for layer, by_output in zip(after, g, strict=True)]
-    logits, edited = _sorted_logits(first, "logits"), cast("Edited | None", None)
-    if seen.before is not None:
-        logits |= _sorted_logits(seen, "edited.logits")
-        edited = [repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits")
-    made = story(layers if edited else after, scene, edited, kept)
+        layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
+    made = story(layers, seen.text, language, told, kept=kept)
+    # the largest first: the page computes the softmax of what follows the text at other temperatures
+    logits = {} if seen.logits is None else {"logits": -np.sort(-seen.logits.astype(np.float32))}
     return replace(made, arrays={**made.arrays, **logits})
 
 
-def _sorted_logits(seen: HeadSteps, name: str) -> dict[str, Array]:
-    """The logits of what follows the text, the largest first: the page computes the softmax at other temperatures."""
-    return {} if seen.logits is None else {name: -np.sort(-seen.logits.astype(np.float32))}
-
-
-def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, Any]:
-    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check.
-
-    logits   the name of the array of sorted logits
-    """
-    others = {token.id: token.before if seen.edits else token.after for token in moved.next} if moved else {}
+def _run_facts(seen: HeadSteps) -> dict[str, Any]:
+    """What the page says of the run: next tokens, entropy, the check, the way, the keys that heads look at."""
     following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
     texts = [choice.text for choice in seen.sampled]
     looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
@@ -171,14 +151,13 @@ def _run_facts(seen: HeadSteps, moved: Moved | None, logits: str) -> dict[str, A
         pairs = zip(rows, order, strict=True)
         looks.append([[(key, round(row[key], 4)) for key in keys if row[key] > _LOOK] for row, keys in pairs])
     return {
-        "next": [[c.text, c.probability, *([others[c.id]] if moved else [])] for c in seen.next] or None,
+        "next": [[c.text, c.probability] for c in seen.next] or None,
         "following": following,
         "entropy": listed(seen.entropy),
-        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
-        "moved": [[t.text, t.after, t.before] for t in moved.next[:SHOWN]] if moved and seen.edits else None,
+        "check": both("check", engine=seen.trace.engine, difference=seen.trace.difference),
         "way": for_page(seen.ways),
         "looks": {"query": seen.token, "heads": looks},
-        "sampling": None if seen.logits is None else {"logits": logits, "texts": texts},
+        "sampling": None if seen.logits is None else {"logits": "logits", "texts": texts},
     }
 
 
@@ -202,5 +181,4 @@ def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> P
     assert described.v is not None
     arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
     arrays |= {"output": run.output[None], **(weights if chosen else {})}
-    factors = None if run.factors is None else run.factors.tolist()
-    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number, factors)
+    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number)

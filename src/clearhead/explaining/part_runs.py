@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
@@ -46,7 +45,6 @@ class Again(NamedTuple):
 
     model: LanguageModel
     based: list[Based]
-    edits: tuple[Edit, ...]
     value: float
     rest: Rest
     listed: int  # heads and edges to list
@@ -94,11 +92,11 @@ def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple
     last, points = rows.start + 1, points if gated else 0
     low, total = begin(again, gated, LOWS if points else ())
     if first:
-        total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]], again.edits)[0].value
+        total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]])[0].value
     if not points:
         return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
     targets = [one.target for one in again.based]
-    made = [integral(again.model, target, gated, points, low, again.edits, each) for target in targets]
+    made = [integral(again.model, target, gated, points, low, each) for target in targets]
     return np.sum([one.heads[:, :, :last] for one in made], axis=0), made[0].edges, total, points
 
 
@@ -106,7 +104,7 @@ def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple
     """Where the integral begins, and y(everything) − y(nothing)."""
     low, values = 0.0, [again.value]
     for low in (0.0, *lows):
-        values.append(rerun.hidden(again.model, again.based, [gated], again.edits, [low])[0].value)
+        values.append(rerun.hidden(again.model, again.based, [gated], [low])[0].value)
         if low and abs(values[-1] - values[1]) <= _NEAR * np.ptp(values):
             break
     return low, again.value - values[1]
@@ -131,7 +129,7 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> H
     def strongest(groups: list[list[int]]) -> list[list[int]]:
         new = [tuple(group) for group in groups if tuple(group) not in runs]
         lists = [[token for place in group for token in parts[place].tokens] for group in new]
-        runs.update(zip(new, rerun.hidden(again.model, again.based, lists, again.edits), strict=True))
+        runs.update(zip(new, rerun.hidden(again.model, again.based, lists), strict=True))
         return sorted(groups, key=lambda group: -abs(runs[tuple(group)].value - again.value))[:_REFINED]
 
     chosen = [[place] for place in range(len(parts))] if most else []
@@ -203,7 +201,7 @@ def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> 
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
     off = [tuple(token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens) for row in kept]
     new = list(dict.fromkeys(keys for keys in off if keys))  # of few parts the same halves come again
-    runs = rerun.hidden(again.model, again.based, new, again.edits)
+    runs = rerun.hidden(again.model, again.based, new)
     values = {keys: one.value for keys, one in zip(new, runs, strict=True)} | {(): again.value}
     return kept, np.array([values[keys] for keys in off])
 
@@ -253,7 +251,7 @@ def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairE
     spare = [part for part in ran[1:] if abs(part.hidden or 0.0) < abs(part.effect) / 2]
     alike = [pair for pair in combinations(ran, 2) if pair[0].text.casefold() == pair[1].text.casefold()]
     tried = list(dict.fromkeys([*combinations([*ran[:1], *spare][:_TRIED], 2), *alike[:_TRIED]]))
-    runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried], again.edits)
+    runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried])
     made = [PairEffect(*pair, **again.changed(one)) for pair, one in zip(tried, runs, strict=True)]
     alone = [sum(abs(part.hidden or 0.0) for part in pair) for pair in tried]
     least = _MUCH * abs(total)
@@ -282,7 +280,6 @@ def integral(
     gated: Sequence[int],
     points: int,
     low: float,
-    edits: tuple[Edit, ...],
     each: Each,
 ) -> Integral:
     """φ from α = `low` to 1 at so many points, each a forward and a backward pass; O(tokens) memory.
@@ -297,7 +294,7 @@ def integral(
     result = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens)))
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
-        variants = [Variant(edits, inside * log) for log in logs[start : start + step]]
+        variants = [Variant(inside * log) for log in logs[start : start + step]]
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
             width = widths[start + place]
@@ -308,13 +305,13 @@ def integral(
     return result
 
 
-def cuts(model: LanguageModel, target: Target, run: ForwardPass, edits: tuple[Edit, ...], rest: Rest) -> Array:
+def cuts(model: LanguageModel, target: Target, run: ForwardPass, rest: Rest) -> Array:
     """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order.
 
-    run   the target's, with these edits
+    run   the target's
     """
     result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
-    slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant(edits)], target.rows)
+    slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant()], target.rows)
     for layer, _, ran in model.differentiated(*asked, slope, run):
         first = target.rows.start - (len(target.ids) - ran.q.shape[-2])
         some = slice(first, first + len(target.rows))

@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, group_size
 from clearhead.core.effects import Rest
 from clearhead.explaining.answers import Target
@@ -74,7 +73,6 @@ def hidden(
     model: LanguageModel,
     based: Sequence[Based],
     parts: Sequence[Sequence[int]],
-    edits: tuple[Edit, ...],
     factors: Sequence[float] | None = None,
 ) -> list[Rerun]:
     """Runs in which later tokens see the keys of each list times a factor, or not at all.
@@ -90,21 +88,19 @@ def hidden(
         gates = np.zeros(tokens)
         gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
         replaced = neutral if 0 in keys and not factor else {}
-        return Variant(edits, gates if gates.any() else None, min(keys, default=0), ids=replaced)
+        return Variant(gates if gates.any() else None, min(keys, default=0), ids=replaced)
 
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 
 
-def heads_off(
-    model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]], edits: tuple[Edit, ...]
-) -> list[Rerun]:
+def heads_off(model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]]) -> list[Rerun]:
     """Runs in which one head's output is 0 in the rows that say the answer."""
 
     def variant(each: Based, place: tuple[int, int]) -> Variant:
         rows, (layer, head) = each.target.rows, place
         ran, first = each.run.attended(layer, rows.start)
         output = ran.heads[head, first : first + len(rows)]
-        return Variant(edits, None, rows.start, {place: -output})
+        return Variant(None, rows.start, {place: -output})
 
     return _summed(model, based, [_by_layer(partial(variant, each), heads) for each in based])
 
@@ -115,14 +111,13 @@ def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[flo
     count = len(ids) // 2
     target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
     based = based_on(target, model.run(target.ids))
-    return [(one.value - based.value) / count for one in heads_off(model, [based], heads, ())]
+    return [(one.value - based.value) / count for one in heads_off(model, [based], heads)]
 
 
 def edges_without(
     model: LanguageModel,
     based: Sequence[Based],
     edges: Sequence[EdgePlace],
-    edits: tuple[Edit, ...],
     rest: Rest = "first",
 ) -> list[Rerun]:
     """Runs without one edge of a row that says the answer.
@@ -131,7 +126,7 @@ def edges_without(
 
     An edge of a row that one target's run does not share leaves that run as it is.
     """
-    return _summed(model, based, [_by_layer(partial(_without, each, edits, rest), edges) for each in based])
+    return _summed(model, based, [_by_layer(partial(_without, each, rest), edges) for each in based])
 
 
 def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> list[Variant]:
@@ -140,9 +135,7 @@ def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> l
     return [made[place] for place in places]
 
 
-def each_off(
-    model: LanguageModel, based: Sequence[Based], effects: Array, count: int, edits: tuple[Edit, ...]
-) -> dict[tuple[int, int], Rerun]:
+def each_off(model: LanguageModel, based: Sequence[Based], effects: Array, count: int) -> dict[tuple[int, int], Rerun]:
     """Runs without each head in the rows that answer, by layer and head.
 
     A model in PyTorch, and of a long answer any, runs only the `count` heads of the largest effects, (layers, heads).
@@ -150,7 +143,7 @@ def each_off(
     all_run = model.config.shares_runs and sum(len(one.target.rows) for one in based) <= _ANSWER
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
     chosen = [divmod(place, effects.shape[1]) for place in (order if all_run else order[:count])]
-    return dict(zip(chosen, heads_off(model, based, chosen, edits), strict=True))
+    return dict(zip(chosen, heads_off(model, based, chosen), strict=True))
 
 
 def changes_of(runs: dict[tuple[int, int], Rerun], value: float, shape: tuple[int, ...]) -> Array:
@@ -169,11 +162,11 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
     target = Target(list(run.ids[: row + 1]), (int(np.argmax(run.logits[row])),), None, odds=True)
     first = np.zeros((model.config.layers, model.config.heads))
     if not model.config.shares_runs:
-        variant, some = Variant(run.edits), range(row, row + 1)
+        variant, some = Variant(), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
             first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.output[:, row])
     based = based_on(target, run)
-    return changes_of(each_off(model, [based], first, _FIRST, run.edits), based.value, first.shape)
+    return changes_of(each_off(model, [based], first, _FIRST), based.value, first.shape)
 
 
 def resting(run: ForwardPass, row: int) -> int:
@@ -187,22 +180,21 @@ def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, place], np.float64)
 
 
-def _without(based: Based, edits: tuple[Edit, ...], rest: Rest, edge: EdgePlace) -> Variant:
+def _without(based: Based, rest: Rest, edge: EdgePlace) -> Variant:
     run, rows = based.run, based.target.rows
     ran, row = run.attended(edge.layer, edge.query)
     place = edge.layer, edge.head
     if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
-        return Variant(edits, None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
+        return Variant(None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
     values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
     weight = float(based.weights(edge.layer, edge.query)[edge.head, edge.key])
-    factor = 1.0 if ran.factors is None else float(ran.factors[edge.head])
     if rest == "first":
         other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
         moved = weight * (other - values[edge.key])
     else:
-        output = ran.heads[edge.head, row] / (factor or 1.0)
+        output = ran.heads[edge.head, row]
         moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
-    return Variant(edits, None, edge.query, {place: (factor * moved)[None].astype(values.dtype)})
+    return Variant(None, edge.query, {place: moved[None].astype(values.dtype)})
 
 
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Rerun]:

@@ -1,19 +1,16 @@
 """`ch.explain`: a text is run through a model, and one token's attention in one head is shown step by step."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.explaining import editing
+from clearhead.errors import SelectionError, shown
 from clearhead.explaining.attribution import Way, ways
-from clearhead.explaining.editing import moved
 from clearhead.explaining.forward import check_each, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.rerun import resting, without_heads
@@ -33,7 +30,6 @@ def steps_of_text(
     head: int | None = None,
     token: int | str | None = None,
     count: int = 5,
-    edits: Any = None,
     generate: int = 0,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> HeadSteps:
@@ -44,49 +40,34 @@ def steps_of_text(
                   clearhead, trained on nursery rhymes, for illustration
     layer, head   from 0; None takes the one that did most for the likeliest token after the chosen one: the model is
                   run again without each head there (of models in PyTorch, without the eight that by their derivatives
-                  bring most). With edits it is the one of theirs whose output for the token moved furthest, in a model
-                  that says no next token the one whose row has the least entropy
+                  bring most), or in a model that says no next token the one whose row has the least entropy
     token         a position (negative counts from the end) or a word of the text; None is the last
     count         how many next tokens to list
-    edits         an edit or a list of edits, such as ch.cut(queries="on", keys="sat", layers=[0], heads=[3]): the text
-                  is run with and without them. Any but like, values_like and off(to="mean")
     generate      how many tokens to put after the text first, each the likeliest; then all of it is explained
     each          iterates over the model's layers, such as a progress bar
 
     Returns an HeadSteps: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
     and formula), trace (the chosen head with its numbers in float64, (queries, keys) and (queries, d_v)), row (the
     chosen token alone), entropy (layers, heads) in nats; `heads()` says in a sentence what each head does; `save`,
-    `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with them, `before`
-    is the HeadSteps without, and `moved` has next tokens and heads by how far they moved.
-    Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
-    edit of what there is not or that changes nothing, RuleError for an edit that it does not show, for edits with
-    generate, for a model whose projections have unknown names, and for counts that are no whole numbers, ShapeError for
-    an empty text or one that is too long, FileError for a model that cannot be read, MissingExtraError where it needs
-    Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers
-    take O(tokens²) memory.
+    `to_html`, `to_json`. In a notebook it is shown as its page.
+    Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token, RuleError
+    for counts that are no whole numbers, ShapeError for an empty text or one that is too long, FileError for a model
+    that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model +
+    tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
 
-    >>> import clearhead as ch
     >>> seen = steps_of_text("humpty dumpty sat on")
     >>> seen.next[0].text, seen.trace.weights.shape
     (' a', (4, 4))
-    >>> seen = steps_of_text("mary had a little", edits=ch.cut(queries="little", keys="mary", layers=[0]))
-    >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
-    (' lamb', ' nut', (0, 3))
     """
     check_each(each)
     from clearhead.models.finding import load_model
 
     loaded, count = load_model(model), whole_number("count", count, 0)
-    acting = editing.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     more = whole_number("generate", generate, 0)
-    if more and acting:
-        raise RuleError("generate and edits are given together: edits are of the text alone.", "one of them.")
     reading = read(loaded, text)
     tokens = continued(loaded, reading.tokens, more)
     whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
     part, asked = Reading(whole, tokens, []), _Asked(layer, head, find_token(tokens, whole, token), count)
-    if acting:
-        return _edited(loaded, part, asked, each, acting)
     return replace(_explained(loaded, part, asked, each), generated=more)
 
 
@@ -112,54 +93,28 @@ class _Asked(NamedTuple):
     most: int
 
 
-class _Ran(NamedTuple):
-    """A run, and the entropy of the token's row, (layers, heads).
-
-    sinks   how many heads give the first token over half of that row's weight
-    """
-
-    run: ForwardPass
-    entropy: Array
-    sinks: int
-
-
-def _ran(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edits: Sequence[Edit] = ()) -> _Ran:
+def _explained(model: LanguageModel, part: Reading, asked: _Asked, each: Each) -> HeadSteps:
+    """One run, and the head that did most where layer and head are not chosen."""
     for name, value in (("layer", asked.layer), ("head", asked.head)):
         size = getattr(model.config, f"{name}s")
         if value is not None and (not is_whole(value) or not 0 <= value < size):
             where = f"{name} {shown(value)} is outside 0..{size - 1}"
             raise SelectionError(f"{where}: the model has {size} {name}s.")
-    run = forward_pass(model, part.tokens, each, edits)
-    return _Ran(run, entropy_of(run, asked.token), resting(run, asked.token))
+    run = forward_pass(model, part.tokens, each)
+    entropy, changes = entropy_of(run, asked.token), None
+    numbers = entropy
+    if None in (asked.layer, asked.head) and run.logits is not None and entropy.size > 1:
+        changes = without_heads(model, run, asked.token)
+        numbers = -np.nan_to_num(np.abs(changes), nan=-1.0)
+    place = _least(numbers, asked)
+    made = _explanation(model, part, asked, run, entropy, place)
+    return made if changes is None else replace(made, change=float(changes[place]))
 
 
-def _explained(model: LanguageModel, part: Reading, asked: _Asked, each: Each) -> HeadSteps:
-    """One run, and the head that did most where layer and head are not chosen."""
-    ran = _ran(model, part, asked, each)
-    if asked.layer is not None and asked.head is not None:
-        return _explanation(model, part, asked, ran, (asked.layer, asked.head))
-    if ran.run.logits is None or ran.entropy.size == 1:
-        return _explanation(model, part, asked, ran, _least(ran.entropy, asked))
-    changes = without_heads(model, ran.run, asked.token)
-    place = _least(-np.nan_to_num(np.abs(changes), nan=-1.0), asked)
-    return replace(_explanation(model, part, asked, ran, place), change=float(changes[place]))
-
-
-def _edited(model: LanguageModel, part: Reading, asked: _Asked, each: Each, edits: tuple[Edit, ...]) -> HeadSteps:
-    """A run with edits, one without, and the edited head that moved furthest."""
-    placed = editing.by_position(edits, part.tokens, part.text)
-    after = _ran(model, part, asked, each, placed)
-    editing.check_acts(edits, placed, after.run.layers)
-    before = _ran(model, part, asked, each)
-    effects = moved(model, before.run, after.run, asked.token, asked.most)
-    named = editing.heads_of(placed, *effects.distance.shape)
-    place = _least(np.where(named, -1 - effects.distance, 1 / (1 + effects.distance)), asked)
-    without, changed = (_explanation(model, part, asked, ran, place) for ran in (before, after))
-    return replace(changed, edits=edits, before=without, moved=effects)
-
-
-def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, place: tuple[int, int]) -> HeadSteps:
-    (layer, head), (run, entropy, _), to_each = place, ran, list[Way]()
+def _explanation(
+    model: LanguageModel, part: Reading, asked: _Asked, run: ForwardPass, entropy: Array, place: tuple[int, int]
+) -> HeadSteps:
+    (layer, head), to_each = place, list[Way]()
     chosen = run.layers[layer]
     shared = head // group_size(len(chosen.q), len(chosen.k))
     steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
@@ -183,7 +138,7 @@ def _explanation(model: LanguageModel, part: Reading, asked: _Asked, ran: _Ran, 
         trace=steps,
         row=steps.token(asked.token),
         entropy=entropy,
-        sinks=ran.sinks,
+        sinks=resting(run, asked.token),
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),

@@ -34,15 +34,14 @@ def document(seen: Any, language: Language) -> Document:
     causes = seen.to_json()
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
-    steps = steps_of_text(seen.prompt, seen.model, **chosen, edits=list(seen.edits) or None)
+    steps = steps_of_text(seen.prompt, seen.model, **chosen)
     g, run = None, seen.again.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
         lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
-        back = seen.model.differentiated(lead.ids, [Variant(run.edits)], lead.rows, lambda rows: lead.value(rows)[1])
+        back = seen.model.differentiated(lead.ids, [Variant()], lead.rows, lambda rows: lead.value(rows)[1])
         g = [part.g for _, _, part in back][::-1]
     made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
-    of_run = made.header["edited"] if seen.edits else made.header
-    of_run["facts"]["way"] = for_page(seen.ways)
+    made.header["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in seen.numbers]

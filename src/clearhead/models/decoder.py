@@ -6,22 +6,24 @@ each token by itself, so that `before` and `after` take (…, tokens, d_model).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from clearhead.changing.applying import EditedCall, Heads, acting_in, edited
+from clearhead.changing.applying import EditedCall, Heads, acting_in, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.models.families import ACTIVATIONS, CACHED, Config, NormWeights, turned
-from clearhead.models.protocol import LayerRun
+from clearhead.models.families import ACTIVATIONS, CACHED, Angles, Config, norm_back, normed, turned
+from clearhead.models.protocol import Each, LayerRun
 from clearhead.models.weights import Weights, product
 from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text
 
-Angles = tuple[Array, Array] | None
+T = TypeVar("T")
 _BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
+LONG = 2**25  # numbers of the whole residual stream, above which a text is long
+_STORED = 6  # of a long text, the stream before every so many layers is there
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,33 +40,28 @@ class Decoder:
             rows = rows + self.weights["position_embd.weight"][start : start + len(ids)]
         return rows
 
-    def norm(self, name: str) -> NormWeights | None:
-        """The norm of that name; None where the model has none."""
-        weight = self.weights.get(f"{name}.weight")
-        if weight is None:
-            return None
-        return NormWeights(weight, self.weights.get(f"{name}.bias"), self.config.centred, self.config.epsilon)
-
-    def normed(self, name: str, x: Array) -> Array:
+    def normed(self, name: str, x: Array, upstream: Array | None = None) -> Array:
         """Pass x through the norm of that name, or return it as it is where the model has none.
 
         Queries and keys, (…, heads, tokens, d_k), have a norm of each head, or one of all heads together (OLMo 2).
+        upstream   the derivative by the result: the one by x is returned
         """
-        norm = self.norm(name)
-        if norm is None or len(norm.weight) == x.shape[-1]:
-            return x if norm is None else norm.value(x)
-        return split(norm.value(join(x)), x.shape[-1])
+        weight = self.weights.get(f"{name}.weight")
+        if weight is None:
+            return x if upstream is None else upstream
+        together = len(weight) != x.shape[-1]
+        rows = join(x) if together else x
+        if upstream is None:
+            made = normed(rows, weight, self.weights.get(f"{name}.bias"), self.config)
+        else:
+            made = norm_back(rows, weight, join(upstream) if together else upstream, self.config)
+        return split(made, x.shape[-1]) if together else made
 
     def linear(self, x: Array, name: str) -> Array:
         """x·Wᵀ + b, with b where the model has one."""
         made = product(x, self.weights[f"{name}.weight"].T)
         bias = self.weights.get(f"{name}.bias")
         return made if bias is None else made + bias
-
-    def angles(self, number: int, places: Array) -> Angles:
-        """How much a layer turns the queries and keys at these positions; None where it does not."""
-        rope = self.config.ropes[number]
-        return None if rope is None else rope.angles(places)
 
     def rules(self, number: int) -> dict[str, Any]:
         """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
@@ -78,23 +75,19 @@ class Decoder:
             rules["softcap"] = self.config.softcap
         return rules
 
-    def projected(self, number: int, x: Array, part: str) -> Array:
-        """The queries (part "q"), keys ("k") or values ("v") before norms and rotation, (…, heads, tokens, d_k)."""
-        return split(self.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k)
-
-    def scored(self, number: int, projected: Array, part: str, angles: Angles) -> Array:
-        """Queries or keys as the scores see them: normalised where the model does, and turned."""
-        x = self.normed(f"blk.{number}.attn_{part}_norm", projected)
-        return x if angles is None else turned(x, angles)
-
-    def before(self, number: int, hidden: Array, places: Array) -> tuple[Array, Array, Array, Array]:
+    def before(
+        self, number: int, hidden: Array, places: Array
+    ) -> tuple[Array, Array, Array, Array, dict[str, Array], Angles]:
         """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
 
+        Behind them, for derivatives: the projections by part, "q", "k" and "v", before norms and rotation; the angles.
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
         """
-        x, angles = self.normed(f"blk.{number}.attn_norm", hidden), self.angles(number, places)
-        q, k = (self.scored(number, self.projected(number, x, part), part, angles) for part in "qk")
-        return x, q, k, self.projected(number, x, "v")
+        x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
+        made = {part: split(self.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k) for part in "qkv"}
+        angles = None if rope is None else rope.angles(places)
+        q, k = (turned(self.normed(f"blk.{number}.attn_{part}_norm", made[part]), angles) for part in "qk")
+        return x, q, k, made["v"], made, angles
 
     def mixed(self, number: int, heads: Array) -> Array:
         """Attention's output after W^O, (…, tokens, d_model), from what its heads give, (…, heads, tokens, d_k)."""
@@ -102,13 +95,10 @@ class Decoder:
 
     def after(self, number: int, hidden: Array, output: Array) -> Array:
         """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
-        middle = hidden + self.added(number, output, "post_attention_norm")
-        return middle + self.added(number, in_blocks(partial(self.mlp, number), middle), "post_ffw_norm")
-
-    def added(self, number: int, output: Array, norm: str) -> Array:
-        """What is added to the residual stream of what attention or the MLP gave."""
-        made = self.normed(f"blk.{number}.{norm}", output)
-        return made if self.config.added_scale == 1 else made * self.config.added_scale
+        scale = self.config.added_scale
+        middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
+        output = in_blocks(partial(self.mlp, number), middle)
+        return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
     def inner(self, number: int, middle: Array) -> tuple[Array | None, Array]:
         """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
@@ -138,8 +128,8 @@ class Decoder:
         past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
         """
         first = 0 if past is None else past[0].shape[1]
-        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)))
-        rules, factors = self.rules(number), None
+        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)))[:4]
+        rules = self.rules(number)
         if past is not None:
             rules["query_offset"] = first
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
@@ -147,19 +137,14 @@ class Decoder:
             call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
             q, k, v = call.q[0], call.k[0], call.v[0]  # of `like`, another run's
-            factors = output_factors(acting, self.config.heads)
         else:
             heads = attention(q, k, v, **rules)
-        biases, through = self.words(number)
-        output = self.mixed(number, heads)
-        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden, factors)
-
-    def words(self, number: int) -> tuple[frozenset[str], str]:
-        """Which biases a layer's projections have, and what is applied to queries and keys, for the formulas."""
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
         biases = frozenset(b for part, b in letters.items() if f"blk.{number}.{part}.bias" in self.weights)
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
-        return biases, through if self.config.ropes[number] is None else f"RoPE({through})"
+        through = through if self.config.ropes[number] is None else f"RoPE({through})"
+        output = self.mixed(number, heads)
+        return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden)
 
     def logits(self, hidden: Array, *, capped: bool = True) -> Array:
         """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model).
@@ -185,7 +170,7 @@ class Decoder:
         """
         hidden, stop = self.embedded(ids, start), start + len(ids)
         for number, (keys, values) in enumerate(kept):
-            _, q, k, v = self.before(number, hidden, np.arange(start, stop))
+            q, k, v = self.before(number, hidden, np.arange(start, stop))[1:4]
             keys[:, start:stop], values[:, start:stop] = k, v
             if number + 1 == len(kept):  # of the last layer, the others give keys and values only
                 q, hidden = q[:, -1:], hidden[-1:]
@@ -217,6 +202,50 @@ def join(x: Array) -> Array:
     return turned_back.reshape(*turned_back.shape[:-2], -1)
 
 
+# ── the residual stream ──
+
+
+class OnDemand(Sequence[T]):
+    """A sequence of which each item is computed when it is asked for."""
+
+    def __init__(self, count: int, compute: Callable[[int], T]) -> None:
+        self._count, self._compute = count, compute
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        numbers = range(self._count)[place]
+        return self._compute(numbers) if isinstance(numbers, int) else list(map(self._compute, numbers))
+
+
+def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each: Each = iter) -> Sequence[Array]:
+    """The residual stream before each layer and after the last; `each` iterates over the layers.
+
+    step   the stream after a layer, from its number and what is before it
+    Of a long text, what lies between two stored places is computed anew, and kept until other ones are.
+    """
+    stored, hidden, long = {0: first}, first, first.size * layers > LONG
+    for number in each(range(layers)):
+        hidden = step(number, hidden)
+        if not long or (number + 1) % _STORED == 0 or number + 1 == layers:
+            stored[number + 1] = hidden
+    if not long:
+        return list(stored.values())
+
+    @lru_cache(maxsize=1)
+    def between(start: int) -> list[Array]:
+        made = [stored[start]]
+        for layer in range(start, min(start + _STORED, layers) - 1):
+            made.append(step(layer, made[-1]))
+        return made
+
+    def before(number: int) -> Array:
+        return stored[number] if number in stored else between(number - number % _STORED)[number % _STORED]
+
+    return OnDemand(layers + 1, before)
+
+
 # ── edits of attention in one layer ──
 
 
@@ -232,13 +261,13 @@ def edited_call(
     return edited(EditedCall(q[None], k[None], v[None], rules), edits, place_of(layer, q, k))
 
 
-def output_factors(edits: list[tuple[Edit, Heads]], heads: int) -> Array | None:
-    """What each head's output is multiplied by, (heads,); None where no edit of the layer changes outputs."""
-    changing = [(edit, chosen) for edit, chosen in edits if edit.kind in ("off", "scaled")]
-    numbers = np.ones(heads)
-    for edit, chosen in changing:
-        numbers[slice(None) if chosen is None else list(chosen)] *= edit.by if edit.kind == "scaled" else 0.0
-    return numbers if changing else None
+def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:
+    """Can an edit, by position, change any layer and head of a run: does a query of its see a key of its?"""
+    return any(
+        acts(edit, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(number, run.q, run.k))
+        for number, run in enumerate(layers)
+        for _, heads in acting_edits([edit], number, len(layers))
+    )
 
 
 def place_of(layer: int, q: Array, k: Array) -> Place:

@@ -15,6 +15,7 @@ from clearhead.core.axes import Array, blocks
 from clearhead.core.files import toml_of
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
+Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
@@ -32,18 +33,19 @@ class Config(NamedTuple):
     heads: int
     kv_heads: int
     d_model: int
-    d_k: int
-    d_mlp: int
-    positions: int
     vocabulary: int
-    epsilon: float
-    activation: str
-    centred: bool  # layer norms, which subtract the mean; else the root mean square alone
-    gated: bool  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
-    tied: bool
-    windows: tuple[int | None, ...]
-    scales: tuple[float, ...]
-    ropes: tuple["Rope | None", ...]
+    # of a model that runs through Transformers, the rest is as it stands here
+    d_k: int = 0
+    d_mlp: int = 0
+    positions: int = 0
+    epsilon: float = 0.0
+    activation: str = ""
+    centred: bool = False  # layer norms, which subtract the mean; else the root mean square alone
+    gated: bool = False  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
+    tied: bool = False
+    windows: tuple[int | None, ...] = ()
+    scales: tuple[float, ...] = ()
+    ropes: tuple["Rope | None", ...] = ()
     softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -53,10 +55,13 @@ class Config(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
-        names = ("family", "layers", "heads", "kv_heads", "d_model", "d_mlp", "positions", "vocabulary", "epsilon")
+        names: tuple[str, ...] = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary")
+        if not self.shares_runs:
+            return {name: getattr(self, name) for name in names}
+        names = (*names, "d_mlp", "positions", "epsilon", "activation", "tied")
         usual = self.d_k**-0.5
         scaled = {"scaled": abs(self.scales[0] - usual) < 1e-9, "scaled_by_layer": len(set(self.scales)) > 1}
-        return {name: getattr(self, name) for name in (*names, "activation", "tied")} | scaled
+        return {name: getattr(self, name) for name in names} | scaled
 
 
 class Family(NamedTuple):
@@ -101,42 +106,36 @@ FAMILIES = {kind: _family(**table) for kind, table in _TABLES["families"].items(
 OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
 
 
-class NormWeights(NamedTuple):
-    """A norm over the last axis: layer norm (Ba et al. 2016), or the root mean square alone (Zhang, Sennrich 2019).
+def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array:
+    """A norm over the last axis, weight·(x − mean)/σ + bias; weight and bias are (d,).
 
-    weight and bias are (d,); centred says whether the mean is subtracted; epsilon is added to the mean square.
+    It is layer norm (Ba et al. 2016), or by the root mean square alone (Zhang, Sennrich 2019), where the mean stays.
     """
+    y = _standardised(x, config)[0]
+    y *= weight
+    if bias is not None:
+        y += bias
+    return y
 
-    weight: Array
-    bias: Array | None
-    centred: bool
-    epsilon: float
 
-    def value(self, x: Array) -> Array:
-        """weight·(x − mean)/σ + bias, (…, d)."""
-        y = self.standardised(x)[0]
-        y *= self.weight
-        if self.bias is not None:
-            y += self.bias
-        return y
+def norm_back(x: Array, weight: Array, upstream: Array, config: Config) -> Array:
+    """The derivative by x, (…, d), from that by `normed(x, …)`.
 
-    def backward(self, x: Array, upstream: Array) -> Array:
-        """The derivative by x, (…, d), from that by value(x).
+    With y = (x − mean)/σ and u = upstream·weight it is (u − mean(u) − y·mean(u·y))/σ; a norm that leaves the mean in
+    has no mean(u).
+    """
+    y, deviation = _standardised(x, config)
+    u = upstream * weight
+    along = u - y * (u * y).mean(axis=-1, keepdims=True)
+    return np.asarray((along - u.mean(axis=-1, keepdims=True) if config.centred else along) / deviation)
 
-        With y = (x − mean)/σ and u = upstream·weight it is (u − mean(u) − y·mean(u·y))/σ; a norm that leaves the mean
-        in has no mean(u).
-        """
-        y, deviation = self.standardised(x)
-        u = upstream * self.weight
-        along = u - y * (u * y).mean(axis=-1, keepdims=True)
-        return np.asarray((along - u.mean(axis=-1, keepdims=True) if self.centred else along) / deviation)
 
-    def standardised(self, x: Array) -> tuple[Array, Array]:
-        """(x − mean)/σ and σ, (…, 1)."""
-        rest = x - x.mean(axis=-1, keepdims=True) if self.centred else x
-        deviation = np.sqrt(np.einsum("...d,...d->...", rest, rest)[..., None] / rest.shape[-1] + self.epsilon)
-        deviation = deviation.astype(x.dtype, copy=False)
-        return rest / deviation, deviation
+def _standardised(x: Array, config: Config) -> tuple[Array, Array]:
+    """(x − mean)/σ and σ, (…, 1)."""
+    rest = x - x.mean(axis=-1, keepdims=True) if config.centred else x
+    deviation = np.sqrt(np.einsum("...d,...d->...", rest, rest)[..., None] / rest.shape[-1] + config.epsilon)
+    deviation = deviation.astype(x.dtype, copy=False)
+    return rest / deviation, deviation
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -202,8 +201,10 @@ class Rope(NamedTuple):
         return cos[places - first], sin[places - first]
 
 
-def turned(x: Array, angles: tuple[Array, Array]) -> Array:
-    """X (…, tokens, d_k) with its pairs turned; what is beyond the rotated width stays."""
+def turned(x: Array, angles: Angles) -> Array:
+    """X (…, tokens, d_k) with its pairs turned, where there are angles; what is beyond the rotated width stays."""
+    if angles is None:
+        return x
     half = angles[0].shape[-1]
     made = np.empty(x.shape, np.result_type(x, *angles))
     for block in blocks(x.shape[-2], CACHED):

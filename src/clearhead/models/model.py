@@ -1,9 +1,13 @@
-"""A decoder with its tokenizer and name: what `explain` and `why` are given. It runs in NumPy, without PyTorch."""
+"""A decoder with its tokenizer and name: what `explain` and `why` are given. It runs in NumPy, without PyTorch.
+
+Of a long text the attention and most of the stream would take more memory than the model. Its run has the keys and
+values, from which the rows that are asked for are computed again; of the stream, what is before every sixth layer.
+"""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, cast
@@ -13,19 +17,23 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
-from clearhead.core.room import free_bytes
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError
-from clearhead.models import folder, gguf, runs, tokens, weights
-from clearhead.models.decoder import Decoder
+from clearhead.errors import FileError, RuleError
+from clearhead.models import decoder as forward
+from clearhead.models import folder, gguf, tokens, weights
+from clearhead.models.decoder import Decoder, OnDemand, stream
 from clearhead.models.families import Config
-from clearhead.models.protocol import Attended, Each, ForwardPass, Slope, Variant, ids_of, in_short
+from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import again, hidden_of, of_logits, through
 from clearhead.models.weights import Stored, Weights
 
 SHIPPED = "rhymes"
 _LOGITS = 2**21  # numbers that are computed at a time
+Placed = Callable[[Sequence[int]], tuple[Edit, ...]]  # the edits of a block of `ch.change` in a text, by position
+
+# The blocks of `ch.watch` and `ch.change` that each decoder is in, outermost first, and what each does with a run.
+blocks: dict[Decoder, list[tuple[Placed | None, Callable[[ForwardPass], None]]]] = {}
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -48,13 +56,12 @@ class Model:
 
         Empty where queries and keys are not x·W + b, since they are normalised or turned.
         """
-        if self.decoder.words(layer) != (frozenset(("b_q", "b_k", "b_v", "b_o")), "{}"):
+        weights, name = self.decoder.weights, f"blk.{layer}.attn_"
+        turned = self.config.ropes[layer] is not None or f"{name}q_norm.weight" in weights
+        if turned or any(f"{name}{part}.bias" not in weights for part in ("q", "k", "v", "output")):
             return {}
-        parts = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
-        names = {letter: f"blk.{layer}.{part}" for letter, part in parts.items()}
-        weights = self.decoder.weights
-        result = {f"w_{letter}": weights[f"{name}.weight"].T for letter, name in names.items()}
-        return result | {f"b_{letter}": weights[f"{name}.bias"] for letter, name in names.items()}
+        result = {f"w_{part[0]}": weights[f"{name}{part}.weight"].T for part in ("q", "k", "v", "output")}
+        return result | {f"b_{part[0]}": weights[f"{name}{part}.bias"] for part in ("q", "k", "v", "output")}
 
     def generate(
         self, ids: list[int] | str, count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
@@ -65,7 +72,7 @@ class Model:
         run    of the first ids, whose keys and values are not computed again
         Raises ShapeError for too many, RuleError for ids or a count that cannot be.
         """
-        runs.check_unchanged(self.decoder)
+        self._check_unchanged()
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
         made, new, last = list[int](), list(ids), self.tokenizer.last if ends else None
@@ -83,9 +90,33 @@ class Model:
             made += new
         return made
 
-    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass:
-        """The forward pass of a text or its ids in float32; see `runs.run`."""
-        return runs.run(self.decoder, ids_of(self, ids), each, edits)
+    def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
+        """The forward pass of a text or its ids in float32: logits by token, attention by layer, the residual stream.
+
+        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the
+        model is in edit its attention; those of `ch.watch` keep the run.
+        """
+        decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
+        inside = blocks.get(decoder, [])
+        edits = [edit for placed, _ in inside if placed is not None for edit in placed(ids)]
+        first, layers = decoder.embedded(ids), config.layers
+        long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
+
+        def step(number: int, hidden: Array) -> Array:
+            layer = decoder.layer(number, hidden, edits)
+            if number == len(past):  # the first time
+                past.append((layer.k, layer.v))
+                if not long:
+                    kept.append(layer)
+            return decoder.after(number, hidden, layer.output)
+
+        hidden = stream(step, first, layers, each)
+        made = ForwardPass(kept, Logits(decoder, hidden[-1]), hidden, tuple(ids), past)
+        if long:
+            made = _of_long_text(decoder, made, edits)
+        for _, ran in inside:
+            ran(made)
+        return made
 
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
@@ -96,49 +127,48 @@ class Model:
         run     of the text, where the one variant is what ran there: it is not run again, and what comes back is of the
                 tokens from rows.start on alone, since no token before them has a part in these logits by its output
         """
-        runs.check_unchanged(self.decoder)
-        first = 0 if run is None else rows.start
-        hidden = hidden_of(self.decoder, ids, variants) if run is None else [x[None] for x in run.stream(first)]
+        self._check_unchanged()
+        decoder, first = self.decoder, 0 if run is None else rows.start
+        hidden = hidden_of(decoder, ids, variants) if run is None else [x[None] for x in run.stream(first)]
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
-        rows = range(rows.start - first, rows.stop - first)
-        some = slice(rows.start, rows.stop)
-        slopes = [slope(self.decoder.logits(last[some])) for last in hidden[-1]]
-        pairs = zip(hidden[-1], slopes, strict=True)
-        by_last = [of_logits(self.decoder, last, dict(zip(rows, each, strict=True))) for last, each in pairs]
-        layers = through(self.decoder, hidden, variants, np.stack(by_last), past)
-        for number, parts in zip(reversed(range(self.config.layers)), layers, strict=True):
-            yield from ((number, place, part) for place, part in enumerate(parts))
+        some = slice(rows.start - first, rows.stop - first)
+        by_last = [of_logits(decoder, last, some, slope(decoder.logits(last[some]))) for last in hidden[-1]]
+        yield from through(decoder, hidden, variants, np.stack(by_last), past)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
-        runs.check_unchanged(self.decoder)
+        self._check_unchanged()
         lasts = list(again(self.decoder, run, variants, rows, each))
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
         for start in range(0, len(lasts), step):
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))
 
+    def _check_unchanged(self) -> None:
+        """Raise RuleError inside a block of `ch.change`, which edits whole runs and nothing else of a decoder."""
+        if any(placed is not None for placed, _ in blocks.get(self.decoder, ())):
+            raise RuleError(
+                "ch.change edits what model.run(text) computes of this model, and nothing else.",
+                "model.run(text) for each token.",
+            )
 
-def load(place: str | os.PathLike[str] | None = None, *, memory: int | None = None) -> Model:
-    """A model from a GGUF file or a folder, or the one that ships with the package.
 
-    memory   bytes of unpacked weights to keep; default half of what is free. Below that, layers are unpacked again in
-             each pass
+def load(place: str | os.PathLike[str] | None = None) -> Model:
+    """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
+
     Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
     """
     if place is None:
-        return _shipped(memory)
-    budget = free_bytes() // 2 if memory is None else memory
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place), budget)
+        return _shipped()
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
 
 
 @cache
-def _shipped(memory: int | None) -> Model:
-    """The shipped model, loaded once for each budget."""
+def _shipped() -> Model:
     with as_file(files("clearhead") / "models" / SHIPPED) as place:
-        return _of_folder(place, SHIPPED, free_bytes() // 2 if memory is None else memory)
+        return _of_folder(place, SHIPPED)
 
 
-def _of_gguf(path: Path, name: str, budget: int) -> Model:
+def _of_gguf(path: Path, name: str) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
     stored = weights.checked(path, gguf.stored(file, config), config)
@@ -149,10 +179,10 @@ def _of_gguf(path: Path, name: str, budget: int) -> Model:
     template = file.metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
-    return Model(name, Decoder(config, Weights(stored, budget)), texts)
+    return Model(name, Decoder(config, Weights(stored)), texts)
 
 
-def _of_folder(place: Path, name: str, budget: int) -> Model:
+def _of_folder(place: Path, name: str) -> Model:
     if not os.path.isdir(place):
         raise FileError(
             f"{place} is not a directory.",
@@ -163,7 +193,7 @@ def _of_folder(place: Path, name: str, budget: int) -> Model:
     config = folder.config_of(path, json_of(path))
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config), budget))
+    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
     weights.check_memory(place, stored)
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary
@@ -178,4 +208,60 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
         {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config), 2**40)), cast("Tokenizer", None))
+    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
+
+
+def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit]) -> ForwardPass:
+    """The run with layers that are computed when they are asked for; the latest one is kept."""
+
+    @lru_cache(maxsize=1)
+    def from_row(number: int, row: int) -> LayerRun:
+        return of_rows(number, (late(row) if row else run.hidden)[number], row)
+
+    @lru_cache(maxsize=1)
+    def late(row: int) -> list[Array]:
+        made = [run.hidden[0][row:]]
+        for number in range(len(run.past)):
+            made.append(decoder.after(number, made[-1], of_rows(number, made[-1], row).output))
+        return made
+
+    def of_rows(number: int, hidden: Array, row: int) -> LayerRun:
+        k, v = run.past[number]
+        return decoder.layer(number, hidden, edits, (k[:, :row], v[:, :row]) if row else None)
+
+    made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
+    if any(edit.to == "mean" for edit in edits):  # over rows, so that all are needed
+        return made
+    return replace(made, from_row=from_row, late=late)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Logits:
+    """The logits of every token of a run, (tokens, vocabulary), computed where they are asked for.
+
+    All of them at once would take more memory than the model where the text is long.
+    """
+
+    decoder: Decoder
+    hidden: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(tokens, vocabulary)."""
+        return len(self.hidden), self.decoder.config.vocabulary
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def __getitem__(self, place: Any) -> Array:
+        rows, *chosen = place if isinstance(place, tuple) else (place,)
+        logits = self.decoder.logits(self.hidden[rows])
+        return logits[..., *chosen] if chosen else logits
+
+    def __iter__(self) -> Iterator[Array]:
+        step = max(1, 2**24 // self.decoder.config.vocabulary)
+        for start in range(0, len(self.hidden), step):
+            yield from self[start : start + step]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return np.asarray(self[:], dtype)

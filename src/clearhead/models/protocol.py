@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole
 from clearhead.core.state import State
@@ -47,10 +46,9 @@ class LayerRun:
     heads: Array  # (heads, tokens, d_k)
     output: Array  # (tokens, d_model), after W^O
     rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
-    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
+    biases: frozenset[str] | None = frozenset(("b_q", "b_k", "b_v", "b_o"))  # None: projections have no known formula
     through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
     normalised: bool = False  # is x the output of a layer norm?
-    factors: Array | None = None  # (heads,): what edits multiplied each head's output by
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,7 +58,6 @@ class ForwardPass:
     layers: Sequence[LayerRun]
     logits: Any  # (tokens, vocabulary), an array or computed by row; None where the model says no next token
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
-    edits: tuple[Edit, ...] = ()  # that were in force
     ids: Sequence[int] = ()  # of the tokens
     past: Sequence[tuple[Array, Array]] = ()  # each layer's keys and values, where the decoder in NumPy ran
     from_row: Callable[[int, int], LayerRun] | None = None  # of a long text, a layer from some row on
@@ -78,14 +75,12 @@ class ForwardPass:
 class Variant(NamedTuple):
     """What is other than in a run.
 
-    edits    of attention, in force in all layers; the run's own too
     gates    (tokens,) ln α of each key, or None
     first    the first row that can be other than in the run
     added    to heads' outputs from row `first` on: of each (layer, head), (rows, d_v)
     ids      tokens in place of the text's, by position, none before row `first`
     """
 
-    edits: tuple[Edit, ...] = ()
     gates: Array | None = None
     first: int = 0
     added: Mapping[tuple[int, int], Array] = {}
@@ -105,7 +100,7 @@ class Attended(NamedTuple):
     gates      (tokens,) ln α of each key, or None
 
     Of a derivative of a number, else empty:
-    g          (heads, rows, d_v): by `output`, before edits of outputs and before W^O
+    g          (heads, rows, d_v): by `output`, before W^O
     by_gates   (heads, tokens): by the gates' ln α; zeros without gates
     residual   (rows, d_model): by the residual stream before the layer; of layer 0 it is by the embeddings
     """
@@ -128,8 +123,7 @@ class LanguageModel(Protocol):
     Its tokenizer is a `tokenizer.Tokenizer`, its config a NamedTuple with layers, heads, d_model, vocabulary, and
     whether a variant costs less than a run (`shares_runs`). Projections are W^Q … W^O and b^Q … b^O of one layer, none
     where queries and keys are not x·W + b.
-    Each id that is generated is the likeliest after all before it; `each` iterates over layers or new tokens, and edits
-    have positions.
+    Each id that is generated is the likeliest after all before it; `each` iterates over layers or new tokens.
     """
 
     @property
@@ -142,7 +136,7 @@ class LanguageModel(Protocol):
     def generate(
         self, ids: list[int], count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
     ) -> list[int]: ...
-    def run(self, ids: list[int] | str, each: Each = iter, edits: Sequence[Edit] = ()) -> ForwardPass: ...
+    def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass: ...
     def differentiated(
         self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
     ) -> Iterator[tuple[int, int, Attended]]: ...

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError, expected
@@ -151,21 +152,18 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **
             "messages need Jinja, which is not installed.", 'pip install "clearhead[gguf]"'
         ) from error
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(["*", "**"])
+    def times(left: Any, right: Any) -> Any:
+        if not all(isinstance(side, (int, float)) and abs(side) < 2**31 for side in (left, right)):
+            raise TemplateError("it multiplies a text, or very large numbers")
+        return left * right
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if (
-                not all(isinstance(side, (int, float)) and abs(side) < 2**31 for side in (left, right))
-                or operator == "**"
-            ):
-                raise TemplateError("it multiplies a text, or very large numbers")
-            return super().call_binop(context, operator, left, right)
-
-    def refuse(reason: str) -> None:
+    def refuse(reason: str, *_: Any) -> None:
         raise TemplateError(reason)
 
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+    environment = ImmutableSandboxedEnvironment(**options)
+    environment.intercepted_binops = frozenset(("*", "**"))
+    environment.binop_table |= {"*": times, "**": partial(refuse, "it raises to a power")}
     environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
     try:
         with _deadline():

@@ -4,7 +4,7 @@ The file names the expression that cuts a text before its pairs are merged (`tok
 it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in which Hugging Face's tokenizers have it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.errors import FileError
 from clearhead.models.folder import one_line
@@ -18,48 +18,35 @@ _CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]
 _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-class Cut(NamedTuple):
-    """How a text is cut before its bytes are merged.
+# How a text is cut before its bytes are merged, by tokenizer.ggml.pre: the expression of which each match is a piece
+# (None: GPT-2's, which the library has), and what else is done with it:
+# digits    every digit is alone
+# composed  characters are composed first (NFC)
+# words     a piece that is in the vocabulary is not merged from its parts
+# begins    a text begins with the beginning token where the file does not say
+_DIGITS = None, {"digits"}
+_LLAMA3 = rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", {"words", "begins"}
+_DBRX = _LLAMA3[0], set[str]()
+_QWEN2 = rf"{_SHORT}|{_WORDS}|\p{{N}}|{_REST}"
 
-    expression     each match is a piece; None: GPT-2's, which the library has
-    digits         every digit alone
-    composed       characters are composed first (NFC)
-    whole_words    a piece that is in the vocabulary is not merged from its parts
-    begins         a text begins with the beginning token where the file does not say
-    """
-
-    expression: str | None = None
-    digits: bool = False
-    composed: bool = False
-    whole_words: bool = False
-    begins: bool = False
-
-
-_LLAMA3 = Cut(rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole_words=True, begins=True)
-_DBRX = Cut(_LLAMA3.expression)
-_QWEN2 = Cut(rf"{_SHORT}|{_WORDS}|\p{{N}}|{_REST}", composed=True)
-_TEKKEN = Cut(rf"{'|'.join(_CASED)}|\p{{N}}|{_REST_WITH_SLASH}", whole_words=True, begins=True)
-_O200K = Cut(rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}")
-_DIGITS = Cut(digits=True)
-
-CUTS = {
-    "default": Cut(),
-    "gpt-2": Cut(),
-    "olmo": Cut(composed=True),
+CUTS: dict[str, tuple[str | None, set[str]]] = {
+    "default": (None, set()),
+    "gpt-2": (None, set()),
+    "olmo": (None, {"composed"}),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
-    "command-r": _DIGITS._replace(composed=True),
+    "command-r": (None, {"digits", "composed"}),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "dbrx": _DBRX,
     "smaug-bpe": _DBRX,
-    "qwen2": _QWEN2,
-    "stablelm2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2._replace(composed=False),
-    "tekken": _TEKKEN,
-    "gpt-4o": _O200K,
+    "qwen2": (_QWEN2, {"composed"}),
+    "stablelm2": (_QWEN2, {"composed"}),
+    "deepseek-r1-qwen": (_QWEN2, set()),
+    "tekken": (rf"{'|'.join(_CASED)}|\p{{N}}|{_REST_WITH_SLASH}", {"words"}),
+    "gpt-4o": (rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}", set()),
 }
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 
@@ -91,24 +78,24 @@ def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     name = file.metadata.get("tokenizer.ggml.pre", "default")
-    cut = CUTS.get(name) if isinstance(name, str) else None
-    if cut is None:
+    if not isinstance(name, str) or name not in CUTS:
         raise FileError(
             f"{file.path}: its tokenizer cuts texts as {name!r} does, which is not known here.",
             f"{', '.join(CUTS)} are.",
         )
+    expression, also = CUTS[name]
     pairs = [tuple(each.split(" ", 1)) for each in file.metadata["tokenizer.ggml.merges"]]
     vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=cut.whole_words))
-    if cut.composed:
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges="words" in also))
+    if "composed" in also:
         tokenizer.normalizer = normalizers.NFC()
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
-    if cut.expression is not None:
-        steps.append(pre_tokenizers.Split(Regex(cut.expression), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.expression is None))
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if "digits" in also else []
+    if expression is not None:
+        steps.append(pre_tokenizers.Split(Regex(expression), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, cut.begins
+    return tokenizer, "begins" in also
 
 
 def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any, bool]:

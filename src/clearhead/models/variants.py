@@ -1,4 +1,4 @@
-"""Variants of a run: other edits, gates on keys, other outputs of heads; derivatives of a number through all layers.
+"""Variants of a run: gates on keys, other outputs of heads; derivatives of a number through all layers.
 
 A gate multiplies every weight on a key, but that of the key's own query, by α before its row is normalised. A gated row
 is the exact merge of two parts: the keys before the query, ln α added to their logits, and the query's own key. With
@@ -12,7 +12,7 @@ effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Atte
 engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,16 +26,14 @@ from clearhead.core.rules import Rules
 from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
-from clearhead.models.decoder import Decoder, acting_edits, edited_call, in_blocks, join, output_factors, split
+from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
 from clearhead.models.families import ACTIVATIONS, turned
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
-from clearhead.models.runs import stream
 from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import SpanTerm, combined
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
-_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "spans", "window"))
+_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "window"))
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
@@ -58,38 +56,15 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
         earlier["window"] = rules["window"][0] - 1, None
     seen = AttentionMatrix(q, k, **earlier).observe(v, logsumexp=True)
     to_self = _self_logits(q, k, rules)[0]
-    own = State(to_self, namespace(q).zeros_like(to_self)), _of_queries(v, q)
-    output, whole = _merged(q, (cast("State", seen.state), seen.output), own, sinks)
-    return Attended(q, k, v, earlier, output, whole, gates)
-
-
-def attended_together(q: Array, k: Array, v: Array, past: tuple[Array, Array], gates: Array, rules: Any) -> Array:
-    """The output of the same last rows in several variants, (heads, variants·rows, d_v), gated on earlier keys alone.
-
-    q, k and v are of these rows, a variant after the other, `past` are the keys and values before them, and gates
-    (variants, tokens before) ln α. Each row is the merge of the keys before and the variant's own rows.
-    """
-
-    def apart(x: Array) -> Array:
-        return x.reshape(len(x), len(gates), -1, x.shape[-1]).swapaxes(0, 1)
-
-    bias = np.repeat(gates, q.shape[1] // len(gates), axis=0)[None].astype(q.dtype)
-    seen = AttentionMatrix(q, past[0], bias=bias, **rules | {"causal": False}).observe(past[1], logsumexp=True)
-    last = AttentionMatrix(apart(q), apart(k), **rules).observe(apart(v), logsumexp=True)
-    state = State(*(x.swapaxes(0, 1).reshape(q.shape[:2]) for x in (last.largest, last.log_sum)))
-    own = state, last.output.swapaxes(0, 1).reshape(q.shape)
-    return np.asarray(_merged(q, (cast("State", seen.state), seen.output), own)[0])
-
-
-def _merged(q: Any, first: tuple[State, Any], second: tuple[State, Any], sinks: Any = None) -> tuple[Any, State]:
-    """The output and the states of whole rows from those of two parts, (states, output) each."""
-    xp = namespace(q)
-    whole = merged(xp, first[0], second[0])
+    own = State(to_self, namespace(q).zeros_like(to_self))
+    xp, before = namespace(q), cast("State", seen.state)
+    whole = merged(xp, before, own)
     if sinks is not None:  # of the whole row, once
         sink = numbers_like(sinks, whole.largest)[:, None]
         whole = merged(xp, whole, State(sink, xp.zeros_like(sink)))
-    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (first[0], second[0]))
-    return left * first[1] + other * second[1], whole
+    left, other = (numbers_like(share(xp, part, whole), q)[..., None] for part in (before, own))
+    output = left * seen.output + other * _of_queries(v, q)
+    return Attended(q, k, v, earlier, output, whole, gates)
 
 
 def _of_queries(x: Any, q: Any) -> Any:
@@ -107,26 +82,15 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     if cap is not None:
         capped = xp.tanh(logits / cap)
         logits, slope = cap * capped, slope * (1 - capped * capped)
-    if rules.get("spans") is not None:
-        term = SpanTerm.of(rules["spans"])
-        queries, keys = term.query_labels[0], term.key_labels[0, -q.shape[-2] :]
-        added = np.where((queries >= 0) & (keys >= 0), np.asarray(term.table)[0][:, queries, keys], 0)
-        logits = logits + numbers_like(added, q)
     return logits, slope
 
 
-def attend(
-    decoder: Decoder, number: int, variant: Variant, q: Array, k: Array, v: Array
-) -> tuple[Attended, Array | None]:
-    """A layer's attention in one variant, and what edits multiply each head's output by, (heads,), or None."""
+def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
+    """A layer's attention with gates on its keys, or none."""
     rules = decoder.rules(number)
     if q.shape[1] < k.shape[1]:
         rules["query_offset"] = k.shape[1] - q.shape[1]
-    acting = acting_edits(variant.edits, number, decoder.config.layers) if variant.edits else []
-    if acting:
-        call = edited_call(q, k, v, rules, acting, number)
-        q, k, v, rules = call.q[0], call.k[0], call.v[0], call.whole_rules()
-    return attended(q, k, v, rules, variant.gates), output_factors(acting, len(q)) if acting else None
+    return attended(q, k, v, rules, gates)
 
 
 def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:
@@ -168,13 +132,13 @@ def _again(
 ) -> list[Array]:
     """`again` for variants in the order of their first layers, all at once.
 
-    A token before `rows` whose key no later one sees changes nothing, and is left out. Edits, windows and what is added
-    name positions, so that there all are run.
+    A token before `rows` whose key no later one sees changes nothing, and is left out. Windows and what is added name
+    positions, so that there all are run.
     """
     seen = []
     for variant in variants:
         places = np.arange(start, len(run.hidden[0]))
-        if variant.gates is not None and not (variant.edits or variant.added or any(decoder.config.windows)):
+        if variant.gates is not None and not (variant.added or any(decoder.config.windows)):
             places = places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
         seen.append((variant, places))
     hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
@@ -199,12 +163,7 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     past   the keys and values before the first row, which all variants share; None where the first row is row 0
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
-    _, q, k, v = decoder.before(number, hidden, rows)
-    before = [variant.gates for variant, _ in seen if not (variant.gates is None or variant.edits or variant.added)]
-    alike = len(before) == len(seen) and not any(decoder.config.windows)
-    if past is not None and alike and not np.any(before, 0)[start:].any():
-        heads = attended_together(q, k, v, past, np.stack(before)[:, :start], decoder.rules(number))
-        return decoder.after(number, hidden, decoder.mixed(number, heads))
+    q, k, v = decoder.before(number, hidden, rows)[1:4]
     heads, stop = np.empty(q.shape, q.dtype), 0
     for variant, places in seen:
         some = slice(stop, stop + len(places))
@@ -214,8 +173,7 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
         if gates is not None:
             gates = np.concatenate([gates[:start], gates[places]])
             gates = gates if gates.any() else None  # all that is hidden is left out
-        part, factors = attend(decoder, number, variant._replace(gates=gates), q[:, some], keys, values)
-        heads[:, some] = part.output if factors is None else part.output * factors[:, None, None]
+        heads[:, some] = attend(decoder, number, gates, q[:, some], keys, values).output
         for (layer, head), added in variant.added.items():
             if layer == number:
                 first = some.start + variant.first - start
@@ -223,24 +181,25 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     return decoder.after(number, hidden, decoder.mixed(number, heads))
 
 
-def of_logits(decoder: Decoder, hidden: Array, upstream: Mapping[int, Array]) -> Array:
+def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> Array:
     """The derivative by the residual stream after the last layer, (tokens, d_model).
 
     hidden     (tokens, d_model), that residual stream
-    upstream   by position, the derivative by the logits there, (vocabulary,)
+    upstream   (rows, vocabulary), the derivative by the logits of some rows
     """
-    config = decoder.config
-    result = np.zeros_like(hidden)
-    for position, by_logits in upstream.items():
+    config, result = decoder.config, np.zeros_like(hidden)
+    for position, by_logits in enumerate(upstream, rows.start):
         row = hidden[position]
         by_raw = np.asarray(by_logits, hidden.dtype)
         if config.logit_softcap is not None:
             capped = decoder.logits(row) / config.logit_softcap
             by_raw = by_raw * (1 - capped * capped)
         some = np.flatnonzero(by_raw)
-        rows = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        direction = by_raw[some] @ rows if rows is not None else product(by_raw, decoder.weights[decoder.unembedding])
-        result[position] = _through_norm(decoder, "output_norm", row, direction * config.logit_scale)
+        if not len(some):
+            continue
+        chosen = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
+        direction = product(by_raw, decoder.weights[decoder.unembedding]) if chosen is None else by_raw[some] @ chosen
+        result[position] = decoder.normed("output_norm", row, direction * config.logit_scale)
     return result
 
 
@@ -250,8 +209,8 @@ def through(
     variants: Sequence[Variant],
     by_last: Array,
     past: Sequence[tuple[Array, Array]] = (),
-) -> Iterator[list[Attended]]:
-    """Differentiate through all layers, the last first; of each layer the attention of each variant.
+) -> Iterator[tuple[int, int, Attended]]:
+    """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
 
     hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
     by_last    (variants, tokens, d_model), the derivative by the last of these
@@ -259,51 +218,34 @@ def through(
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
     upstream = by_last
+    scale = decoder.config.added_scale
     for number in reversed(range(decoder.config.layers)):
+        name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
-        x = decoder.normed(f"blk.{number}.attn_norm", before)
-        angles = decoder.angles(number, np.arange(first, first + x.shape[-2]))
-        projected = {part: decoder.projected(number, x, part) for part in "qkv"}
-        q, k = (decoder.scored(number, projected[part], part, angles) for part in "qk")
-        v = projected["v"]
+        places = np.arange(first, first + before.shape[-2])
+        x, q, k, v, projected, angles = decoder.before(number, before, places)
         if past:
             k, v = (
                 np.stack([np.concatenate([old, each], axis=1) for each in new])
                 for old, new in zip(past[number], (k, v), strict=True)
             )
-        seen = [attend(decoder, number, *each) for each in zip(variants, q, k, v, strict=True)]
-        ones = np.ones((q.shape[1], 1, 1), q.dtype)
-        scales = np.stack([ones if by is None else by[:, None, None].astype(q.dtype) for _, by in seen])
-        output = decoder.mixed(number, scales * np.stack([part.output for part, _ in seen]))
-        middle = before + decoder.added(number, output, "post_attention_norm")
+        seen = [attend(decoder, number, each.gates, *x) for each, *x in zip(variants, q, k, v, strict=True)]
+        output = decoder.mixed(number, np.stack([part.output for part in seen]))
+        middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
         upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
-        by_output = _by_output(decoder, number, "post_attention_norm", output, upstream)
-        by_heads = product(by_output, decoder.weights[f"blk.{number}.attn_output.weight"])
-        g = scales * split(by_heads, decoder.config.d_k)
-        results = [through_attention(part, by) for (part, _), by in zip(seen, g, strict=True)]
+        by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
+        by_heads = product(by_output, decoder.weights[f"{name}attn_output.weight"])
+        g = split(by_heads, decoder.config.d_k)
+        results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
-        by_x = product(join(by["v"]), decoder.weights[f"blk.{number}.attn_v.weight"])
+        by_x = product(join(by["v"]), decoder.weights[f"{name}attn_v.weight"])
         for part in "qk":
-            plain = by[part] if angles is None else turned(by[part], (angles[0], -angles[1]))  # back
-            plain = _through_norm(decoder, f"blk.{number}.attn_{part}_norm", projected[part], plain)
-            by_x = by_x + product(join(plain), decoder.weights[f"blk.{number}.attn_{part}.weight"])
-        upstream = upstream + _through_norm(decoder, f"blk.{number}.attn_norm", before, by_x)
-        parts = zip((part for part, _ in seen), g, (gate for _, gate in results), upstream, strict=True)
-        yield [part._replace(g=g, by_gates=gate, residual=by_x) for part, g, gate, by_x in parts]
-
-
-def _through_norm(decoder: Decoder, name: str, x: Array, upstream: Array) -> Array:
-    """The derivative by x from that by `decoder.normed(name, x)`."""
-    norm = decoder.norm(name)
-    if norm is None or len(norm.weight) == x.shape[-1]:
-        return upstream if norm is None else norm.backward(x, upstream)
-    return split(norm.backward(join(x), join(upstream)), x.shape[-1])
-
-
-def _by_output(decoder: Decoder, number: int, norm: str, output: Array, upstream: Array) -> Array:
-    """The derivative by what attention or the MLP gave, from that by what was added to the residual stream."""
-    upstream = upstream if decoder.config.added_scale == 1 else upstream * decoder.config.added_scale
-    return _through_norm(decoder, f"blk.{number}.{norm}", output, upstream)
+            plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
+            plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
+            by_x = by_x + product(join(plain), decoder.weights[f"{name}attn_{part}.weight"])
+        upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
+        for place, whole in enumerate(seen):
+            yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
 
 def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
@@ -315,13 +257,16 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
     output = upstream
     if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
         output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
-    by_inner = product(_by_output(decoder, number, "post_ffw_norm", output, upstream), w[name + "ffn_down.weight"])
+    by_inner = product(
+        decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream),
+        w[name + "ffn_down.weight"],
+    )
     if gate is None:
         by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
     else:
         by_y = product(by_inner * value, w[name + "ffn_up.weight"])
         by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
-    return _through_norm(decoder, name + "ffn_norm", middle, by_y)
+    return decoder.normed(name + "ffn_norm", middle, by_y)
 
 
 def edges(part: Attended, rows: range) -> Array:
@@ -331,8 +276,6 @@ def edges(part: Attended, rows: range) -> Array:
     """
     some = slice(rows.start, rows.stop)
     rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
-    if rules.get("spans") is not None:
-        rules["spans"] = combined([SpanTerm.of(rules["spans"]).take(some, slice(None))])
     matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
     before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
     left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included

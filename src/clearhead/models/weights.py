@@ -24,7 +24,7 @@ import numpy as np
 
 from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room_for_file
+from clearhead.core.room import check_room_for_file, free_bytes
 from clearhead.engines.threads import get_num_threads
 from clearhead.errors import FileError, MissingExtraError
 from clearhead.models.families import Config
@@ -97,13 +97,14 @@ def packings() -> tuple[Any, Any]:
 class Weights:
     """The tensors of a model by name, in the dtype in which it runs. What was unpacked stays up to `budget` bytes.
 
+    budget   half of the memory that is free when the model is loaded
     Layers run in the same order in every pass: what no longer fits is unpacked anew in each pass, and what came first
     stays, since dropping the oldest would drop each layer just before it is needed.
     """
 
     stored: Mapping[str, Stored]
-    budget: int
     dtype: type[np.floating[Any]] = np.float32
+    budget: int = field(default_factory=lambda: free_bytes() // 2)
     kept: dict[str, Array] = field(default_factory=dict)
     used: int = 0
 

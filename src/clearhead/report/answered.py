@@ -17,7 +17,7 @@ from clearhead.explaining.why_lists import Trust
 from clearhead.report.cells import colourful, label, note, rgb, table, title
 from clearhead.report.console import folded, put, sections
 from clearhead.report.explained import about, more_note, split_note
-from clearhead.report.streams import printable, shown
+from clearhead.report.streams import shown
 from clearhead.tables import Table, bars
 from clearhead.words import Language, of_locale, say
 
@@ -96,7 +96,7 @@ def _opening(console: Console, seen: Explanation, language: Language, *, whole: 
     if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
         made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
     made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]
-    return made + [Text(f"{say(language, 'edits')}  {printable(repr(edit))}") for edit in seen.edits]
+    return made
 
 
 def _tables(console: Console, seen: Explanation, language: Language) -> Iterator[list[Text]]:

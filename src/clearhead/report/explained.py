@@ -13,13 +13,13 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answer_words import attending, following, kinds_of
 from clearhead.explaining.head_steps import HeadSteps
-from clearhead.explaining.texts import Split, parts_of, token_name
+from clearhead.explaining.texts import Reading, Split, parts_of, token_name
 from clearhead.explaining.why_lists import HeadEffect
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
-from clearhead.report.heat import matrices
+from clearhead.report.heat import matrix
 from clearhead.report.streams import printable, shown, spelled
 from clearhead.tables import aligned, bar
 from clearhead.words import Language, formula, say
@@ -30,7 +30,7 @@ _SHOWN_KEYS = 8
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
     """Print all of it, the answer first."""
-    rest = (part(console, seen, language) for part in (opening, _layer, _weights, _arithmetic))
+    rest = (part(console, seen, language) for part in (_opening, _layer, _weights, _arithmetic))
     sections(console, [answer(seen, language), *rest])
 
 
@@ -91,17 +91,21 @@ def split_note(split: Split | None, language: Language) -> Iterator[Text]:
         yield note(say(language, "split", **safe._asdict()))
 
 
-def opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
+def opening(console: Console, model: LanguageModel, read: Reading, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
-    yield from about(seen.model, language)
+    yield from about(model, language)
     yield Text()
-    names, split = parts_of(seen.tokens, seen.text)
-    forms = ["({})" if token.template else "{}" for token in seen.tokens]
+    names, split = parts_of(read.tokens, read.text)
+    forms = ["({})" if token.template else "{}" for token in read.tokens]
     words = [f"{i} {form.format(spelled(name))}   " for i, (name, form) in enumerate(zip(names, forms, strict=True))]
     yield from wrapped(console, say(language, "tokens") + "  ", words)
-    if any(token.template for token in seen.tokens):
+    if any(token.template for token in read.tokens):
         yield note(say(language, "template"))
     yield from split_note(split, language)
+
+
+def _opening(console: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
+    yield from opening(console, seen.model, Reading(seen.text, seen.tokens, []), language)
     if seen.generated:
         yield note(say(language, "generated", count=seen.generated))
 
@@ -124,7 +128,7 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
         yield note(say(language, "chosen", token=seen.token, change=signed(seen.change)))
     names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
-    yield from matrices(console, [(seen.trace.weights, masked)], names, names, language)
+    yield from matrix(console, seen.trace.weights, masked, names, names, language)
     sums = seen.trace.weights.sum(axis=-1)[~masked.all(axis=-1)]
     words = sum_words(language, sums, rows=True, sinks="sinks" in seen.run.rules)
     yield note(f"{say(language, 'axes')}{say(language, 'also')}{words}")
@@ -132,13 +136,10 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
 
 def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = False) -> str:
     """A sentence on what each query's weights sum to; `rows` says whether a query's weights are a row or a column."""
-    which, low, high = "rows" if rows else "columns", float(sums.min(initial=1)), float(sums.max(initial=0))
-    deviation = float(np.abs(sums - 1).max(initial=0))
+    which = "rows" if rows else "columns"
     if sinks:
-        return say(language, f"{which} sum sinks", low=low, high=high)
-    if deviation > 1e-6:  # weights that were given; those that were computed are nearer
-        return say(language, f"{which} sum off", low=low, high=high)
-    return say(language, f"{which} sum", deviation=deviation)
+        return say(language, f"{which} sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))
+    return say(language, f"{which} sum", deviation=float(np.abs(sums - 1).max(initial=0)))
 
 
 def _arithmetic(_: Console, seen: HeadSteps, language: Language) -> Iterator[Text]:
@@ -164,8 +165,7 @@ def _arithmetic(_: Console, seen: HeadSteps, language: Language) -> Iterator[Tex
     for name, weight, output, style in sums if len(rest) else sums[1:]:
         yield columns((33, -10, 0), [f"  {name}", figure(weight, 4, 10), _values(output, count)], style)
     yield note(say(language, "agree", difference=row.difference))
-    engine, difference = seen.trace.check
-    yield note(say(language, "check", engine=engine, difference=difference))
+    yield note(say(language, "check", engine=seen.trace.engine, difference=seen.trace.difference))
 
 
 def _values(row: Array, count: int) -> str:

@@ -1,8 +1,9 @@
 """The commands that teach with numbers of their own: shapes, scale and learn, and what they print."""
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -17,11 +18,10 @@ from clearhead.explaining.learning import Learning, learning
 from clearhead.report.cells import between, colourful, columns, note, rgb, table, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
+from clearhead.report.heat import pool
 from clearhead.report.streams import console_of, deliver, spelled
 from clearhead.tables import bar
-from clearhead.textbook.layer_shapes import LayerShapes, layer_shapes, read_sizes
-from clearhead.textbook.sparse import Pattern, sparse_patterns
-from clearhead.textbook.symbols import Size, is_symbolic, total
+from clearhead.textbook.costs import Product, layer_costs, read_sizes, sparse_patterns
 from clearhead.textbook.why_scale import WIDTHS, WhyScale, why_scale
 from clearhead.words import Language, formula, say
 
@@ -37,74 +37,66 @@ _SIGNS = "=- +#"  # without colour
 def shapes(options: argparse.Namespace) -> int:
     """Print a layer's steps in symbols and, where they are known, in numbers; then what they cost in all."""
     console, sizes = console_of(options), read_sizes(options.sizes)
-    steps, patterns = layer_shapes(sizes), tuple[Pattern, ...]()
+    costs, patterns = layer_costs(sizes), dict[str, Array]()
     if options.sparse is not None:
         n = sizes.get("n")
         if n is None or "m" in sizes:
             raise FileError("--sparse is for self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
-        patterns = sparse_patterns(n, options.sparse)
-    sparse = [{"pattern": each.name, "pairs": each.pairs, "share": each.share} for each in patterns]
-    deliver(options, lambda: steps.to_json() | ({"sparse": sparse} if patterns else {}))
+        patterns = {name: seen for name, (_, seen) in sparse_patterns(n, options.sparse).items()}
+    sparse = [{"pattern": name, "pairs": int(x.sum()), "share": float(x.mean())} for name, x in patterns.items()]
+    deliver(options, lambda: costs | ({"sparse": sparse} if patterns else {}))
     if console is not None:
-        put(console, _shapes(steps, options.lang))
-        put(console, _sparse(steps, patterns, options.sparse, options.lang) if patterns else ())
+        put(console, _shapes(costs, options.lang))
+        put(console, _sparse(costs, patterns, options.sparse, options.lang) if patterns else ())
     return 0
 
 
-def _shapes(shapes: LayerShapes, language: Language) -> Iterator[Text]:
-    steps, counted = shapes.symbols, shapes.numbers or shapes.symbols
-    for step, number in zip(steps, counted, strict=True):
-        sizes = [formula(language, step.formula), _shape(step.shape), _shape(number.shape) if shapes.numbers else ""]
-        yield columns((28, 22, 0), sizes, "bold")
-        yield note(f"  {say(language, step.words)}")
-        if step.multiply_adds:
-            yield Text("  " + say(language, "work", work=_both([step.multiply_adds], [number.multiply_adds])))
+def _shapes(costs: dict[str, Any], language: Language) -> Iterator[Text]:
+    for step in costs["steps"]:
+        shapes = [f"({', '.join(map(str, step[key]))})" for key in ("shape", "shape_in_numbers")]
+        numbers = shapes[1] if shapes[1] != shapes[0] else ""
+        yield columns((28, 22, 0), [formula(language, step["formula"]), shapes[0], numbers], "bold")
+        yield note(f"  {say(language, step['words'])}")
+        if step["multiply_adds"] != ("0", 0):
+            yield Text("  " + say(language, "work", work=_both(step["multiply_adds"])))
     yield Text()
-    for name, pair in shapes.parameters.items():
-        count = say(language, "parameters", count=_both(*zip(pair)))
-        yield columns((6, 0), [f"W^{name[-1].upper()}", count])
-    yield Text(say(language, "parameters in all", count=_both(*zip(*shapes.parameters.values(), strict=True))))
-    work, stored = (
-        _both(*([getattr(step, name) for step in each if name != "bytes" or step.name == "weights"] for each in both))
-        for name, both in (("multiply_adds", (steps, counted)), ("bytes", (steps, counted)))
-    )
-    yield Text(say(language, "work in all", work=work))
-    yield note(say(language, "bytes of weights", size=stored))
-    d_k, d_v = (next(step.shape[-1] for step in counted if step.name == name) for name in "qv")
-    if d_k != d_v and not is_symbolic((d_k, d_v)):
+    for name, count in costs["parameters"].items():
+        yield columns((6, 0), [f"W^{name[-1].upper()}", say(language, "parameters", count=_both(count))])
+    yield Text(say(language, "parameters in all", count=_both(costs["parameters_in_all"])))
+    yield Text(say(language, "work in all", work=_both(costs["multiply_adds_in_all"])))
+    yield note(say(language, "bytes of weights", size=_both(costs["bytes_of_weights"])))
+    d_k, d_v = (step["shape_in_numbers"][-1] for step in costs["steps"] if step["name"] in ("q", "v"))
+    if d_k != d_v and isinstance(d_k, int) and isinstance(d_v, int):
         yield note(say(language, "widths differ", d_k=d_k, d_v=d_v))
 
 
-def _sparse(shapes: LayerShapes, patterns: Sequence[Pattern], width: int, language: Language) -> Iterator[Text]:
+def _sparse(costs: dict[str, Any], patterns: dict[str, Array], width: int, language: Language) -> Iterator[Text]:
     """Sparse patterns beside full attention: what they cost, and which pairs they have."""
-    counted = shapes.numbers or shapes.symbols
-    works = {step.name: step.multiply_adds for step in counted if step.name in ("scores", "heads")}
+    pairs = patterns["full"].size
+    works = [step["multiply_adds"][1] for step in costs["steps"] if step["name"] in ("scores", "heads")]
+    names = [say(language, f"sparse {name}") for name in patterns]
     yield Text()
-    yield title(say(language, "sparse", width=width, pairs=patterns[0].pairs))
+    yield title(say(language, "sparse", width=width, pairs=pairs))
     heads = ["", *(say(language, f"sparse {key}") for key in ("pairs", "share", "work"))]
     rows = []
-    for each in patterns:
-        works_of = [work // patterns[0].pairs * each.pairs for work in works.values()]
-        rows.append(
-            [f"  {say(language, f'sparse {each.name}')}", f"{each.pairs:,}", percent(each.share), total(works_of)]
-        )
+    for name, seen in zip(names, patterns.values(), strict=True):
+        work = "" if None in works else f"{sum(works) // pairs * int(seen.sum()):,}"
+        rows.append([f"  {name}", f"{seen.sum():,}", percent(float(seen.mean())), work])
     yield from table((14, -16, -10, -26), heads, rows, "bold")
     yield Text()
-    wide = [max(each.picture.shape[1], cell_len(row[0].strip())) + 3 for each, row in zip(patterns, rows, strict=True)]
-    yield columns((2, *wide), ["", *(row[0].strip() for row in rows)])
-    for lines in zip(*(each.picture for each in patterns), strict=True):
+    across = min(16, len(patterns["full"]))
+    pictures = [pool(seen, across, across) > 0 for seen in patterns.values()]
+    wide = [max(across, cell_len(name)) + 3 for name in names]
+    yield columns((2, *wide), ["", *names])
+    for lines in zip(*pictures, strict=True):
         yield columns((2, *wide), ["", *("".join("█" if seen else "·" for seen in line) for line in lines)])
     yield note(say(language, "sparse says"))
 
 
-def _shape(shape: Sequence[Size]) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
-def _both(symbols: Iterable[Size], numbers: Iterable[Size]) -> str:
-    """A sum in symbols, and what it comes to where more is known."""
-    sums = dict.fromkeys((total(symbols), total(numbers)))
-    return " = ".join(sums)
+def _both(product: Product) -> str:
+    """A product or a sum in symbols, and what it comes to where that is known."""
+    symbols, number = product
+    return symbols if number is None else f"{symbols} = {number:,}"
 
 
 def scale(options: argparse.Namespace) -> int:

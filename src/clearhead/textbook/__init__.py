@@ -1,10 +1,9 @@
 """Attention step by step: the shapes, the trace of one call or one layer, and worked examples.
 
 shapes         ch.shapes: every step's shape and cost, before anything is computed
-symbols        sizes as symbols: n, h·d_k, d_model/h; layer_shapes: a layer's shapes from its sizes
+costs          a layer's shapes and costs from its sizes; what a window, blocks and segments cost beside full attention
 computed       a layer's arrays and weights that are given, read and checked; differences
-trace          ch.trace, ch.trace_layer, ch.trace_weights
-sparse         what a window, blocks and segments cost beside full attention
+trace          ch.trace, ch.trace_layer
 why_scale      why scores are divided by √d_k, in numbers
 case_file      reads the files that hold worked examples
 page           the document of the page that explains a trace

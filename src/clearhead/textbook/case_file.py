@@ -19,7 +19,6 @@ from clearhead.core.rules import joined
 from clearhead.errors import DtypeError, FileError, check_known
 
 INPUTS = ("q", "k", "v")
-WEIGHTS_AND_V = ("weights", "v")
 NAMES = ("tokens", "source_tokens")
 LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
@@ -46,33 +45,18 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
 
 
 def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
-    """Which names hold the inputs: q, k, v, a layer's x, w_q, w_k, w_v, or weights and v.
-
-    Beside a whole layer, q, k and v are claims; and beside q or k, weights are.
-    """
+    """Which names hold the inputs: q, k, v, or a layer's x, w_q, w_k, w_v; beside these, q, k and v are claims."""
     layer = [name for name in LAYER if name in names]
     plain = [name for name in INPUTS if name in names]
     needed: tuple[str, ...] = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
-    if "weights" in names and not layer and plain in ([], ["v"]):
-        needed = WEIGHTS_AND_V
     missing = [name for name in needed if name not in names]
     if layer and plain and missing:
         raise FileError(
             f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
         )
     if missing:
-        hint = "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v."
-        raise FileError(f"{place.name} lacks {', '.join(missing)}.", hint)
+        raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
     return needed
-
-
-def check_alone(place: Path, others: Collection[str]) -> None:
-    """Raise FileError where a file of weights and values holds anything that acts before weights are there."""
-    for name in others:
-        raise FileError(
-            f"{place.name} holds weights without q and k, and {name}, which acts before there are weights.",
-            f"leave {name} out, or give q, k and v: then the weights are checked.",
-        )
 
 
 def names_of(data: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +118,7 @@ def precision(value: Any, array: Array) -> Array:
 
 def value_of(name: str, value: Any) -> Any:
     """The value of a name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
-    if name in (*INPUTS, *LAYER, *WEIGHTS_AND_V, "bias"):
+    if name in (*INPUTS, *LAYER, "weights", "bias"):
         array = numbers(name, value)
         return array if array.dtype in FLOATS else array.astype(np.float64)
     if name == "spans" and isinstance(value, (list, tuple)):

@@ -4,7 +4,8 @@ The page computes every score and weight itself, from the q, k and rules that th
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,56 +34,39 @@ class PageLayer:
     steps: Steps
     arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; where known x, w_q, …, output
     number: int | None = None
-    factors: Sequence[float] | None = None  # what each head's output is multiplied by, (heads,)
     g: Array | None = None  # (batch, heads, queries, d_v): the derivative of some number by A·v
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Scene:
-    """A page's title, language, tokens, claims and facts, and which layer, head and query it shows first."""
-
-    title: str
-    language: Language = "en"
-    convention: Convention = "rows"
-    tokens: Sequence[str] | None = None
-    sources: Sequence[str] | None = None  # the keys' texts, where they are not the queries'
-    chosen: Mapping[str, int] = field(default_factory=dict)  # layer, head, query
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    claims: Sequence[Mapping[str, Any]] = ()
-    claimed: Mapping[str, Array] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        read_language(self.language)
-
-
-Edited = tuple[Sequence[str], Sequence[PageLayer], Mapping[str, Any]]  # edits, the layers with them, facts that differ
-
-
 def story(
-    layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None, kept: Collection[int] | None = None
+    layers: Sequence[PageLayer],
+    title: str,
+    language: Language,
+    told: Mapping[str, Any],
+    *,
+    claimed: Mapping[str, Array] = MappingProxyType({}),
+    kept: Collection[int] | None = None,
 ) -> Document:
     """The document of a page with steps; docs/files.md says what is in it.
 
-    edited   the same layers in a run with edits of its attention, which the page can show instead
-    kept     the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
+    told      entries of its header: convention, tokens, sources (the keys' texts, where they are not the queries'),
+              chosen (which layer, head and query it shows first), facts, claims
+    claimed   the arrays of wrong claims, by the names of their steps
+    kept      the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
+    Raises RuleError for another language.
     """
-    edits, after, differ = edited or ((), (), {})
-    runs = _runs(layers, scene) + (_runs(after, scene, edited=True) if after else [])
+    entries = {"convention": "rows", "tokens": None, "sources": None, "facts": {}, "claims": [], **told}
+    tokens, sources, convention = (entries[name] for name in ("tokens", "sources", "convention"))
+    runs = _runs(layers, tokens, sources)
     exact = None if kept is None else [(n, head) for n in kept for head in range(layers[0].problem.heads)]
     shown, arrays = described_runs(runs, PageOptions(exact=exact, dtype=None if kept is None else _NARROW))
     described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
-    again = [_layer(_slim(layer, kept), f"edited.{n}", arrays) for n, layer in enumerate(after)]
-    arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
-    header = _opening(shown, scene.title, scene.language) | {
-        "convention": scene.convention,
-        "tokens": None if scene.tokens is None else list(scene.tokens),
-        "sources": None if scene.sources is None else list(scene.sources),
-        "words": {each: _words(each, [*layers, *after], scene.convention) for each in LANGUAGES},
+    arrays |= {f"claimed.{name}": array for name, array in claimed.items()}
+    header = {
+        **_opening(shown, title, read_language(language)),
+        **entries,
+        "chosen": {"layer": 0, "head": 0, "query": -1} | told.get("chosen", {}),
+        "words": {each: _words(each, layers, convention) for each in LANGUAGES},
         "layers": described,
-        "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
-        "facts": dict(scene.facts),
-        "claims": list(scene.claims),
-        "edited": edited and {"edits": list(edits), "layers": again, "facts": dict(differ)},
     }
     return Document(header, arrays, packed=True)
 
@@ -95,25 +79,16 @@ def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
     return replace(layer, arrays={name: x.astype(_NARROW) for name, x in layer.arrays.items() if name in names})
 
 
-def _runs(layers: Sequence[PageLayer], scene: Scene, *, edited: bool = False) -> list[ShownRun]:
+def _runs(layers: Sequence[PageLayer], tokens: Sequence[str] | None, text: Sequence[str] | None) -> list[ShownRun]:
     """The layers as runs to show, one for each batch item; none where there are no weights."""
     problem = layers[0].problem
     if any(0 in (*layer.problem.shape, layer.problem.d_k) for layer in layers):
         return []
-    start, text = int(problem.query_offset[0]), scene.sources
-    one_text = text is not None and scene.tokens == text[start : start + problem.queries]
-    tokens, sources = (text, None) if one_text else (scene.tokens, text)
-    return [
-        ShownRun(
-            "",
-            [_shown(layer, b, cross=sources is not None) for layer in layers],
-            tokens,
-            sources,
-            edited=edited,
-            batch=b,
-        )
-        for b in range(problem.batch)
-    ]
+    start = int(problem.query_offset[0])
+    one_text = text is not None and tokens == text[start : start + problem.queries]
+    rows, sources = (text, None) if one_text else (tokens, text)
+    shown = ([_shown(layer, b, cross=sources is not None) for layer in layers] for b in range(problem.batch))
+    return [ShownRun("", each, rows, sources, batch=b) for b, each in enumerate(shown)]
 
 
 def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
@@ -174,5 +149,4 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
         "rules": rules,
         "steps": [step.to_json() for step in layer.steps],
         "arrays": named,
-        "factors": None if layer.factors is None else list(layer.factors),
     }

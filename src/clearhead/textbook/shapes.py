@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
-from clearhead.core.rule_values import has_axes, whole_number
+from clearhead.core.rule_values import has_axes, is_whole, whole_number
 from clearhead.core.rules import Rules
 from clearhead.digits import significant
 from clearhead.errors import RuleError, ShapeError, expected, shape_of
 from clearhead.tables import aligned
-from clearhead.textbook.symbols import Size, Term, is_symbolic, plain, read_size, total
 from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
@@ -31,29 +30,22 @@ class Step:
     symbol: str
     formula: str
     axes: tuple[str, ...]
-    shape: tuple[Size, ...]
-    multiply_adds: Size
-    bytes: Size
+    shape: tuple[int, ...]
+    multiply_adds: int
+    bytes: int
     words: str = ""  # which sentence of words/ says what it does
     array: Any = None
 
-    @property
-    def sizes(self) -> str:
-        """The shape as text: (queries 3, keys 5), or (n, m) where there are symbols."""
-        symbols = is_symbolic(self.shape)
-        return f"({', '.join(map(str, self.shape))})" if symbols else named(self.shape, self.axes)
-
     def to_json(self) -> dict[str, Any]:
-        """What describes the step, without its array; a size is a number, or a symbol's text."""
+        """What describes the step, without its array."""
         described = {"name": self.name, "symbol": self.symbol, "formula": self.formula, "axes": self.axes}
-        sizes = {"shape": self.shape, "multiply_adds": self.multiply_adds, "bytes": self.bytes}
-        return described | {name: plain(size) for name, size in sizes.items()}
+        return described | {"shape": self.shape, "multiply_adds": self.multiply_adds, "bytes": self.bytes}
 
     def __str__(self) -> str:
-        return f"{self.formula:<34} {self.sizes}"
+        return f"{self.formula:<34} {named(self.shape, self.axes)}"
 
     def __repr__(self) -> str:
-        return f"Step({self.name}: {self.formula}, {self.sizes})"
+        return f"Step({self.name}: {self.formula}, {named(self.shape, self.axes)})"
 
 
 class Steps(tuple[Step, ...]):
@@ -62,14 +54,13 @@ class Steps(tuple[Step, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        width = max((len(step.formula) for step in self), default=0) + 2
-        wide = max((len(step.sizes) for step in self), default=0) + 2
-        rows = [[step.formula, step.sizes, *_cost([step.multiply_adds], [step.bytes])] for step in self]
+        lead = [(step.formula, named(step.shape, step.axes)) for step in self] + [("in all", "")]
         work, size = [step.multiply_adds for step in self], [step.bytes for step in self]
-        last = ["in all", "", *_cost(work, size)]
-        if is_symbolic(work + size):
-            last = [f"in all: {total(work)} multiply-adds\n        {total(size)} bytes"]
-        return "\n".join(aligned([width, wide, 28, 0], row) for row in [*rows, last])
+        costs = zip([*work, sum(work)], [*size, sum(size)], strict=True)
+        said = [(f"{some:,} multiply-adds" if some else " ", f"{count:,} bytes") for some, count in costs]
+        widths = [max(map(len, column)) + 2 for column in zip(*lead, strict=True)]
+        rows = ([*left, *right] for left, right in zip(lead, said, strict=True))
+        return "\n".join(aligned([*widths, 28, 0], row) for row in rows)
 
     def __repr__(self) -> str:
         return f"Steps({', '.join(step.name for step in self)})"
@@ -78,18 +69,18 @@ class Steps(tuple[Step, ...]):
 class Sizes(NamedTuple):
     """The sizes behind one attention: lead (batch axes), then heads or None in 2-D, then the rest."""
 
-    lead: tuple[Size, ...]
-    heads: Size | None
-    kv_heads: Size | None
-    queries: Size
-    keys: Size
-    d_k: Size
-    d_v: Size
+    lead: tuple[int, ...]
+    heads: int | None
+    kv_heads: int | None
+    queries: int
+    keys: int
+    d_k: int
+    d_v: int
     convention: Convention = "rows"
     itemsize: int = 4
 
     @staticmethod
-    def of(shapes: Iterable[Sequence[Size]], convention: Convention, itemsize: int) -> "Sizes":
+    def of(shapes: Iterable[Sequence[int]], convention: Convention, itemsize: int) -> "Sizes":
         """The sizes of q, k and v of these shapes, in rows convention."""
         q, k, v = shapes
         heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (None, None)
@@ -106,13 +97,13 @@ def shapes(
     w_k: Any = None,
     w_v: Any = None,
     w_o: Any = None,
-    num_heads: Any = 1,
+    num_heads: int = 1,
     context: Any = None,
     convention: Convention = "rows",
 ) -> Steps:
     """The shape of every step of attention, before anything is computed.
 
-    Give arrays, or only their shapes as tuples, in numbers or in symbols such as "n", "h·d_k" and "d_model/h": either
+    Give arrays, or only their shapes as tuples: either
 
     q, k, v         (…, heads, queries, d_k), (…, kv_heads, keys, d_k), (…, kv_heads, keys, d_v)
 
@@ -127,16 +118,16 @@ def shapes(
     convention      "rows" for tokens as rows; "columns" swaps the last two axes of all of these
 
     Returns the steps in order, each with name, symbol, formula, axes, shape, multiply-adds and bytes (those of float32
-    for bare shapes); they print as a table. Where symbols are given, shapes and costs are products of them.
+    for bare shapes); they print as a table.
     Raises ShapeError where shapes do not fit, with the transpose that would, RuleError for another convention or a
-    num_heads that is neither a whole number from 1 up nor a symbol. O(1) time and memory.
+    num_heads that is not a whole number from 1 up. O(1) time and memory.
 
     >>> import clearhead as ch
     >>> [step.shape for step in ch.shapes((3, 2), (5, 2), (5, 4))]
     [(3, 2), (5, 2), (5, 4), (3, 5), (3, 5), (3, 5), (3, 4)]
-    >>> scores = ch.shapes(("n", "d_k"), ("m", "d_k"), ("m", "d_v"))[3]
+    >>> scores = ch.shapes((3, 2), (5, 2), (5, 4))[3]
     >>> print(scores, scores.multiply_adds)
-    S = Q·Kᵀ                           (n, m) n·m·d_k
+    S = Q·Kᵀ                           (queries 3, keys 5) 30
     """
     check_convention(convention)
     turn = convention == "columns"
@@ -149,8 +140,7 @@ def shapes(
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
-    heads = read_size(num_heads) if isinstance(num_heads, str) else num_heads
-    sizes = layer_sizes(x_shape, source, weights, out, heads or num_heads, convention)._replace(itemsize=itemsize)
+    sizes = layer_sizes(x_shape, source, weights, out, num_heads, convention)._replace(itemsize=itemsize)
     widths = x_shape[-1], None if context is None else source[-1], None if out is None else out[-1]
     return layer_steps(sizes, *widths, {})
 
@@ -162,15 +152,15 @@ def check_convention(convention: str) -> None:
 
 
 def layer_sizes(
-    x: Sequence[Size],
-    context: Sequence[Size],
-    w_qkv: tuple[Sequence[Size], Sequence[Size], Sequence[Size]],
-    w_o: Sequence[Size] | None,
-    num_heads: Any,
+    x: Sequence[int],
+    context: Sequence[int],
+    w_qkv: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    w_o: Sequence[int] | None,
+    num_heads: int,
     convention: Convention,
 ) -> Sizes:
     """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
-    num_heads = num_heads if isinstance(num_heads, Term) else whole_number("num_heads", num_heads, 1)
+    num_heads = whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
     alone = context is x or tuple(context) == tuple(x)
@@ -237,20 +227,13 @@ def attention_steps(sizes: Sizes, rules: Rules) -> Steps:
     return Steps([*steps, _step(sizes, "output", output, ("queries", "d_v"), cells * sizes.d_v)])
 
 
-def weights_steps(sizes: Sizes) -> Steps:
-    """The steps from weights that are given, A and V, to A·V."""
-    _, _, v, *_, a, output = attention_steps(sizes, {})
-    words = "weights given" if sizes.convention == "rows" else in_columns("weights given")
-    return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
-
-
 def layer_steps(
     sizes: Sizes,
-    x: Size,
-    context: Size | None,
-    out: Size | None,
+    x: int,
+    context: int | None,
+    out: int | None,
     rules: Rules,
-    biases: Collection[str] = (),
+    biases: Collection[str] | None = (),
     through: str = "{}",
     *,
     normalised: bool = False,
@@ -258,7 +241,7 @@ def layer_steps(
     """The steps from X to U: projections, heads, attention, concatenation, output projection.
 
     x, context, out   the widths of X, of the other text (None is self-attention) and of U (None is no W^O)
-    biases            the names of those there are, such as b_q
+    biases            the names of those there are, such as b_q; None: what the projections do is not known
     through           what is applied to Q and K after their projections, such as RoPE({})
     normalised        is X the output of a layer norm?
     """
@@ -269,6 +252,8 @@ def layer_steps(
     wide = heads * sizes.d_v
 
     def project(part: str, tokens: str) -> str:
+        if biases is None:
+            return f"{part}({tokens})"
         product = _product(sizes, tokens, f"W^{part.upper()}")
         product += f" + b^{part.upper()}" if f"b_{part}" in biases else ""
         return through.format(product) if part in "qk" else product
@@ -286,8 +271,7 @@ def layer_steps(
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
         steps.append(replace(step, formula=formula, multiply_adds=work))
-    last = f"{{{heads}-1}}" if is_symbolic([heads]) else heads - 1
-    together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
+    together = "O_0" if heads == 1 else f"concat(O_0 … O_{heads - 1})"
     steps.append(replace(output, name="heads", words="heads"))
     steps.append(_step(flat, "concat", f"H = {together}", ("queries", "heads·d_v"), 0, wide=wide))
     mixed = (f"U = {project('o', 'H')}", queries * wide * out, "layer output", out) if out else ()
@@ -301,7 +285,7 @@ def _product(sizes: Sizes, left: str, right: str) -> str:
 
 
 def _step(
-    sizes: Sizes, name: str, formula: str, axes: tuple[str, str], work: Size, words: str = "", wide: Size = None
+    sizes: Sizes, name: str, formula: str, axes: tuple[str, str], work: int, words: str = "", wide: int | None = None
 ) -> Step:
     """A step with its leading axes, as it is told; `words` is what is said of it, else its name.
 
@@ -322,27 +306,19 @@ def turned(array: Array, convention: Convention) -> Array:
     return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
 
 
-def _shape(name: str, value: Any, *, turn: bool) -> tuple[Size, ...]:
+def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
     if value is None:
         raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
     sizes = value if shape_of(value) is None else value.shape
-    shape = tuple(map(read_size, sizes)) if isinstance(sizes, (tuple, list)) else (None,)
-    if None in shape:
-        raise ShapeError(
-            expected(name, sizes, "an array, or its shape in whole numbers or symbols"),
-            f'{name}=(3, 4), or {name}=("n", "d_k")',
-        )
+    if not isinstance(sizes, (tuple, list)) or not all(is_whole(size) and size >= 0 for size in sizes):
+        raise ShapeError(expected(name, sizes, "an array, or its shape in whole numbers"), f"{name}=(3, 4)")
+    shape = tuple(map(int, sizes))
     if len(shape) < 2:
         raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
-def _share(name: str, width: Size, parts: Size, what: str) -> Size:
+def _share(name: str, width: int, parts: int, what: str) -> int:
     if parts == 0 or width % parts:
         raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
     return width // parts
-
-
-def _cost(multiply_adds: Sequence[Size], sizes: Sequence[Size]) -> tuple[str, str]:
-    work = "" if set(multiply_adds) <= {0} else f"{total(multiply_adds)} multiply-adds"
-    return f"{work} ", f"{total(sizes)} bytes"

@@ -1,11 +1,13 @@
 """`ch.trace`: every intermediate of attention, with its name and cost, compared with the fast engine's output.
 
-`trace_layer` goes from a layer's X to U, and `trace_weights` from weights that are given to the output.
+`trace_layer` goes from a layer's X to U.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from types import MappingProxyType
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,9 +21,8 @@ from clearhead.core.rule_values import read_members, read_place, whole_number
 from clearhead.core.rules import Rules, check_names, with_options
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
-from clearhead.errors import RuleError
-from clearhead.textbook.computed import largest_difference, mixed, read_layer, read_weights
-from clearhead.textbook.page import PageLayer, Scene, both, story
+from clearhead.textbook.computed import largest_difference, read_layer
+from clearhead.textbook.page import PageLayer, both, story
 from clearhead.textbook.shapes import (
     Convention,
     Sizes,
@@ -30,30 +31,19 @@ from clearhead.textbook.shapes import (
     check_convention,
     layer_steps,
     turned,
-    weights_steps,
 )
 from clearhead.view import images, notebook, page
 from clearhead.view.container import Document
-from clearhead.view.names import check_count, token_names
+from clearhead.view.names import Names, check_count, token_names
 from clearhead.words import Language
 
 _NAMES = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights", "output")
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
-class Check(NamedTuple):
-    """The largest difference between this output, computed in float64, and a fast engine's on the same inputs."""
-
-    engine: str
-    largest_difference: float
-
-
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TokenTrace:
-    """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values.
-
-    Where the weights were given, scores, masked, norm, key_norms and cosine are None.
-    """
+    """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values."""
 
     query: int
     scores: Any  # (…, heads, keys): ‖q_i‖·‖k_j‖·cos θ
@@ -62,9 +52,9 @@ class TokenTrace:
     contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
     output: Any  # (…, heads, d_v)
     difference: float  # the largest difference from row i of the whole matrix and its output
-    norm: Any = None  # (…, heads): ‖q_i‖
-    key_norms: Any = None  # (…, heads, keys): ‖k_j‖
-    cosine: Any = None  # (…, heads, keys): cos θ, 0 where a norm is 0
+    norm: Any  # (…, heads): ‖q_i‖
+    key_norms: Any  # (…, heads, keys): ‖k_j‖
+    cosine: Any  # (…, heads, keys): cos θ, 0 where a norm is 0
 
     def __repr__(self) -> str:
         return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
@@ -97,8 +87,9 @@ class Trace:
 
     scores, scaled, capped, biased, masked and weights (…, heads, queries, keys) are always there, each equal to the one
     before where its rule is not used; logsumexp is (…, heads, queries), output (…, heads, queries, d_v). `steps` lists
-    those that change something, with symbol, formula, axes, shape and cost; `check` compares the output with the fast
-    engine's. In columns convention the last two axes of every array are swapped.
+    those that change something, with symbol, formula, axes, shape and cost; `difference` is the largest between this
+    output, computed in float64, and that of the fast engine, `engine`. In columns convention the last two axes of every
+    array are swapped.
 
     >>> import numpy as np, clearhead as ch
     >>> t = ch.trace(np.eye(2), np.eye(2), np.eye(2), causal=True)
@@ -129,19 +120,12 @@ class Trace:
         self.steps = Steps(replace(step, array=call.restore(shown[step.name])) for step in steps)
         for name, array in shown.items():
             setattr(self, name, call.restore(array))
-        self.check = self._checked()
-
-    @np.errstate(invalid="ignore", over="ignore")
-    def _checked(self) -> Check:
-        """The output beside that of the engine that `attention` takes, whose softmax gives shares of weights."""
-        book, name = self._book, engines.choose(self.problem).engine
-        output = engines.get(name).rows(self._call, Wanted(output=True))["output"].astype(np.float64)
-        sums = 1.0 if hasattr(self, "scores") else book.weights.sum(axis=-1, keepdims=True)
-        return Check(name, largest_difference(output * sums, book.output))
+        self.engine = engines.choose(self.problem).engine
+        output = engines.get(self.engine).rows(call, Wanted(output=True))["output"].astype(np.float64)
+        self.difference = largest_difference(output, book.output)
 
     def __str__(self) -> str:
-        engine, difference = self.check
-        return f"{self.steps}\nlargest difference from the {engine} engine: {significant(difference, 2)}"
+        return f"{self.steps}\nlargest difference from the {self.engine} engine: {significant(self.difference, 2)}"
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(step.name for step in self.steps)})"
@@ -159,29 +143,34 @@ class Trace:
         tokens         (keys,) strings: the tokens; with source_tokens, (queries,) strings
         source_tokens  (keys,) strings: the other text of cross-attention
         Raises FileError when it cannot be written, ShapeError for a list of another length, RuleError for another
-        language, or where the weights were given.
+        language.
         """
         page.write(path, lambda: self._page(language, tokens, source_tokens))
 
     def _page(self, language: Language, tokens: Any, source_tokens: Any) -> Document:
-        rows, cols = token_names(tokens, source_tokens, self.problem)
-        return self.document(Scene("attention, step by step", language, tokens=rows, sources=cols))
+        return self.document(language, *token_names(tokens, source_tokens, self.problem))
 
-    def document(self, scene: Scene) -> Document:
-        """The document of the page that explains this trace."""
-        facts = {"check": both("check", engine=self.check.engine, difference=self.check.largest_difference)}
-        whole = replace(scene, convention=self.convention, facts={**facts, **scene.facts})
-        return story([self.layer()], whole)
+    def document(
+        self,
+        language: Language = "en",
+        tokens: Names = None,
+        sources: Names = None,
+        claims: Sequence[Mapping[str, Any]] = (),
+        claimed: Mapping[str, Array] = MappingProxyType({}),
+    ) -> Document:
+        """The document of the page that explains this trace.
+
+        tokens, sources   as `token_names` gives them
+        claims, claimed   verdicts on what a file claims, and the arrays of its wrong claims
+        """
+        facts = {"check": both("check", engine=self.engine, difference=self.difference)}
+        told = {"convention": self.convention, "tokens": tokens, "sources": sources, "facts": facts, "claims": claims}
+        return story([self.layer()], "attention, step by step", language, told, claimed=claimed)
 
     def layer(self, number: int | None = None) -> PageLayer:
-        """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
+        """One layer of a page's story: the inputs, tokens as rows, and the rules."""
         call, computed = self._call, self._arrays
         assert call.v is not None
-        if "scores" not in computed:
-            raise RuleError(
-                "a page computes the weights from q and k, and here the weights themselves were given.",
-                "print(trace), or clearhead trace without --html, shows the steps.",
-            )
         arrays = {"q": call.q, "k": call.k, "v": call.v, "logsumexp": self._book.logsumexp}
         arrays |= {name: computed[name] for name in _INPUTS if name in computed}
         if arrays.get("context") is arrays.get("x"):
@@ -191,13 +180,13 @@ class Trace:
         return PageLayer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        book, pages = self._book, [self.to_html] if hasattr(self, "scores") else []
+        book = self._book
         weights, hidden = book.weights[:1, :1], book.hidden()[:1, :1]  # of the first head, where there is one
         pictures = (
             lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
             lambda: images.png(weights[0, 0], hidden[0, 0]),
         )
-        outputs = notebook.bundle(str(self), pages, *pictures, weights.size)
+        outputs = notebook.bundle(str(self), [self.to_html], *pictures, weights.size)
         return {kind: output for kind, output in outputs.items() if output}
 
     @np.errstate(invalid="ignore", over="ignore")
@@ -207,25 +196,19 @@ class Trace:
         Raises SelectionError for an unknown query. O(heads·keys·(d_k + d_v)).
         """
         problem, call, whole = self.problem, self._call, self._book
-        i, given = read_place("query", query, problem.queries), not hasattr(self, "scores")
+        i = read_place("query", query, problem.queries)
         assert call.v is not None
-        alone, rows_of = problem.take(queries=range(i, i + 1)), np.s_[:, :, i : i + 1]
-        if given:
-            book = mixed(alone, whole.weights[rows_of], call.v)
-        else:
-            book = definition.attend(alone, call.q[rows_of], call.k, call.v)
+        book = definition.attend(problem.take(queries=range(i, i + 1)), call.q[:, :, i : i + 1], call.k, call.v)
         values = definition.over_heads(call.v.astype(np.float64), problem.heads).swapaxes(-1, -2)
-        rows = {name: getattr(book, name)[:, :, 0] for name in ("weights", "output")}
-        difference = max(largest_difference(x, getattr(whole, name)[:, :, i]) for name, x in rows.items())
+        rows = {name: getattr(book, name)[:, :, 0] for name in ("scores", "masked", "weights", "output")}
+        difference = max(largest_difference(rows[n], getattr(whole, n)[:, :, i]) for n in ("weights", "output"))
         rows["contributions"] = definition.contributions(book, values).swapaxes(-1, -2)
-        if not given:
-            lengths = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (call.q[:, :, i], call.k))
-            norm, each = next(lengths), np.repeat(next(lengths), problem.group, axis=1)
-            rows |= {"scores": book.scores[:, :, 0], "masked": book.masked[:, :, 0], "norm": norm, "key_norms": each}
-            product = norm[..., None] * each
-            rows["cosine"] = np.divide(rows["scores"], product, out=np.zeros_like(product), where=product != 0)
-        known = {"scores": None, "masked": None} | call.give_all(rows)
-        return TokenTrace(i, difference=difference, **known)
+        norm, lengths = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (call.q[:, :, i], call.k))
+        each = np.repeat(lengths, problem.group, axis=1)
+        product = norm[..., None] * each
+        cosine = np.divide(rows["scores"], product, out=np.zeros_like(product), where=product != 0)
+        rows |= {"norm": norm, "key_norms": each, "cosine": cosine}
+        return TokenTrace(i, difference=difference, **call.give_all(rows))
 
 
 @with_options
@@ -240,8 +223,8 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
 
     Three axes are (heads, tokens, width): for a batch of texts with one head give q[:, None], and for x (batch, tokens,
     d_model) with its projections there is `trace_layer`.
-    Returns a Trace of the kind of array that was given, in float64; its `check` holds the largest difference from the
-    fast engine on the same inputs.
+    Returns a Trace of the kind of array that was given, in float64; its `difference` is the largest one from the fast
+    engine on the same inputs.
     Raises what `attention` raises, and RuleError for another convention. O(queries·keys·(d_k + d_v)) time and
     O(queries·keys) memory for each head: meant for short inputs.
     Source: Vaswani et al. 2017, section 3.2.1.
@@ -314,40 +297,10 @@ def trace_layer(
     arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
     arrays |= {"heads": arrays["output"], "concat": join_heads(arrays["output"])}
     arrays["output"] = arrays["concat"] if layer.out is None else layer.projected(arrays["concat"], "o")
-    widths = layer.x.shape[-1], None if context is None else layer.context.shape[-1], layer.out and layer.out[-1]
+    out = None if layer.out is None else layer.out[-1]
+    widths = layer.x.shape[-1], None if context is None else layer.context.shape[-1], out
     steps = layer_steps(sizes._replace(itemsize=layer.x.itemsize), *widths, rules, [f"b_{part}" for part in layer.b])
     return Trace(call, book, steps, arrays, convention)
-
-
-def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> Trace:
-    """Attention that starts with its weights: every output is the sum of the values, each times its weight, O = A·V.
-
-    weights     (…, heads, queries, keys), or (queries, keys) for one head, or (keys,) for one query; not negative
-    v           (…, kv_heads, keys, d_v)
-    convention  "rows", or "columns": weights (…, keys, queries) and v (…, d_v, keys)
-
-    Numbers of any dtype, computed with in float64 as they are: a row that sums to 0.99 is not divided by 0.99. A value
-    of weight 0 is not read, even if it is NaN. Returns a Trace with weights, v and output, but without q, k and scores,
-    whose `check` compares the output with the fast engine's.
-    Raises ShapeError where the axes do not fit each other, DtypeError for what is no array of numbers, RuleError for a
-    weight that is negative, infinite or NaN, or for another convention. O(queries·keys·d_v) for each head.
-    Source: Vaswani et al. 2017, section 3.2: "the output is computed as a weighted sum of the values".
-
-    >>> import numpy as np, clearhead as ch
-    >>> t = ch.trace_weights(np.array([0.15, 0.25, 0.55, 0.05]), np.array([[1.0, 0], [0, 1], [1, 1], [2, 0]]))
-    >>> t.output.round(4).tolist()
-    [[0.8, 0.8]]
-    """
-    call, a = read_weights(weights, v, convention)
-    problem = call.problem
-    assert call.v is not None
-    book = mixed(problem, a, call.v)
-    axes = 1 if problem.prefix else 2  # two axes are one head without an axis of its own
-    arrays = {"weights": a, "v": call.v, "output": book.output}
-    arrays = {name: x.reshape(*problem.prefix[:-1], *x.shape[axes:]) for name, x in arrays.items()}
-    shapes = (arrays[name].shape for name in ("output", "v", "v"))
-    sizes = Sizes.of(shapes, convention, problem.dtype.itemsize)
-    return Trace(call, book, weights_steps(sizes), arrays, convention)
 
 
 def _named(problem: Problem, book: definition.Matrix) -> dict[str, Array]:

@@ -66,7 +66,6 @@ class ShownRun:
     sources: Sequence[str] | None = None  # the keys of cross-attention
     pads: Sequence[int] = ()  # which tokens are padding
     item: str = ""  # which text of a batch this is
-    edited: bool = False  # this run has the page's edits
     batch: int = 0  # the batch item of the page's steps
     header: Mapping[str, Any] = field(default_factory=dict)  # the page's `facts` and `words`, where it is the only run
 
@@ -144,7 +143,6 @@ def _runs(
             "tokens": None if run.tokens is None else list(run.tokens),
             "sources": None if run.sources is None else list(run.sources),
             "pads": list(run.pads),
-            "edited": run.edited,
             "batch": run.batch,
             "layers": [next(layers) for _ in run.layers],
         }
