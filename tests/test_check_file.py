@@ -154,11 +154,7 @@ def test_what_follows_from_a_wrong_claim_is_told_apart(tmp_path):
         ("scaled", lambda i: ch.trace_layer(**i).scores / 3, "scale 1/d_k"),
         ("weights", lambda i: ch.trace_layer(**{**i, "causal": False}).weights, "causal mask missing"),
         ("heads", lambda i: ch.trace_layer(**i, scale=1.0).heads, "no scale"),
-        (
-            "output",
-            lambda i: ch.trace_layer(**{**i, "w_v": i["w_k"], "b_v": i["b_k"]}).output,
-            "keys instead of values",
-        ),
+        ("output", lambda i: ch.trace_layer(**i | {"w_v": i["w_k"], "b_v": i["b_k"]}).output, "keys instead of values"),
         ("concat", lambda i: np.asarray(ch.trace_layer(**i).heads).reshape(4, 6), "heads merged without the transpose"),
     ],
 )

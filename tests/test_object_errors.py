@@ -144,7 +144,6 @@ MERGES: Errors = {
 test_each_error_about_parts_has_its_exact_text = exact_texts(MERGES, works=True)
 
 
-SIZES = "expected an array, or its shape in whole numbers or symbols.\n\nhint: "
 REST: Errors = {
     IndexError: {
         "query is 1.5: expected a whole number.": lambda: ch.rollout([matrix()], query=1.5),
@@ -162,7 +161,9 @@ REST: Errors = {
         ),
     },
     ValueError: {
-        f'q is (\'n m\', 3): {SIZES}q=(3, 4), or q=("n", "d_k")': lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
+        "q is ('n', 3): expected an array, or its shape in whole numbers.\n\nhint: q=(3, 4)": lambda: ch.shapes(
+            ("n", 3), (3, 2), (3, 2)
+        ),
         "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"": [
             lambda: matrix().to_html(language="fr"),
             lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT).told("fr"),

@@ -56,7 +56,7 @@ def _shapes(costs: dict[str, Any], language: Language) -> Iterator[Text]:
         shapes = [f"({', '.join(map(str, step[key]))})" for key in ("shape", "shape_in_numbers")]
         numbers = shapes[1] if shapes[1] != shapes[0] else ""
         yield columns((28, 22, 0), [formula(language, step["formula"]), shapes[0], numbers], "bold")
-        yield note(f"  {say(language, step['words'])}")
+        yield note("  " + say(language, "layer output" if step["name"] == "output" else step["name"]))
         if step["multiply_adds"] != ("0", 0):
             yield Text("  " + say(language, "work", work=_both(step["multiply_adds"])))
     yield Text()

@@ -54,12 +54,12 @@ def layer_costs(sizes: Mapping[str, int | None]) -> dict[str, Any]:
     h, h_kv  query heads, and key heads where several query heads share one; d_k, d_v the widths of a head
 
     d_k is d_model/h and d_v is d_k where they are not given, and d_model is h·d_k.
-    Returns plain values: "steps", each with its shape in symbols and in numbers; and the "multiply_adds" of a step,
-    "parameters" by matrix, and what all have in all, as pairs of a product in symbols and its number, None where a size
-    has none. Raises UnknownNameError for another name, RuleError or ShapeError where numbers do not divide. O(1).
+    Returns plain values: "steps", each with its shape in symbols and in numbers; the "multiply_adds" of each step, the
+    "parameters" of each matrix, and their sums, as pairs of text in symbols and its number, None where a size has none.
+    Raises UnknownNameError for another name, RuleError or ShapeError where numbers do not divide. O(1).
 
     >>> costs = layer_costs({"n": 12, "d_model": 512, "h": 8})
-    >>> costs["steps"][3]["multiply_adds"], costs["bytes_of_weights"]
+    >>> costs["steps"][4]["multiply_adds"], costs["bytes_of_weights"]
     (('h·n²·d_k', 73728), ('4·h·n²', 4608))
     """
     check_known("size", sizes, NAMES)
@@ -76,7 +76,7 @@ def layer_costs(sizes: Mapping[str, int | None]) -> dict[str, Any]:
         shape = [product(_SYMBOLS.get(axis, axis)) for axis in step.axes]
         work = product("B·" * ("B" in sizes) + _WORK[step.name]) if step.name in _WORK else ("0", 0)
         formula = "H = concat(O_0 … O_{h-1})" if step.name == "concat" else step.formula
-        told = {"name": step.name, "symbol": step.symbol, "formula": formula, "words": step.words, "axes": step.axes}
+        told = {"name": step.name, "symbol": step.symbol, "formula": formula, "axes": step.axes}
         sizes_of = {"shape": [symbols for symbols, _ in shape], "shape_in_numbers": [b or a for a, b in shape]}
         steps.append(told | sizes_of | {"multiply_adds": work})
     parameters = {name: product(text) for name, text in _WEIGHTS.items()}
