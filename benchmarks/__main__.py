@@ -40,7 +40,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
     parser.add_argument("--only", metavar="A,B", help="only these groups; cases: all that are made of cases")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
-    parser.add_argument("--save", metavar="DIR", help="write bench.json and bench.md there")
+    parser.add_argument("--save", metavar="DIR", help="write bench.json there")
     parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task; 0 prints the log's table")
     parser.add_argument("--parts", metavar="A,B", help="faithful: parts of each item; default: 12,36,100")
     parser.add_argument("--log", metavar="FILE", help="faithful: what was run, one line an item; what it has stays")

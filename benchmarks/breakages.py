@@ -11,7 +11,6 @@ the tests fail without any, 2 where an edit no longer applies or a name is unkno
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -248,17 +247,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, *(f"Not noticed: {name}." for name in unnoticed)])
 
 
-def save(place: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write what is known so far, as JSON."""
-    from benchmarks.limits import machine, origin
-    from clearhead.core.files import write_whole
-    from clearhead.engines.threads import get_num_threads
-
-    data: dict[str, Any] = {**origin("benchmarks.breakages"), "tiers": TIERS}
-    data |= {"machine": machine(get_num_threads()), "breakages": [one._asdict() for one in outcomes]}
-    write_whole(place, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
-
-
 def run(chosen: Sequence[Breakage], inputs: argparse.Namespace) -> int:
     """Try all chosen breakages in one copy; the exit code."""
     tiers = list(TIERS)[: list(TIERS).index(inputs.tier) + 1]
@@ -279,8 +267,6 @@ def run(chosen: Sequence[Breakage], inputs: argparse.Namespace) -> int:
                 one = tried(copy, breakage, tiers, inputs)
                 outcomes.append(one)
                 _tell(f"{one.tier or 'nobody'}: {one.test or 'no test fails'} ({one.seconds:.0f} s)\n")
-                if inputs.save is not None:
-                    save(inputs.save, outcomes)
                 if number < len(chosen):
                     build(copy, breakage.file)  # as it was
     except KeyboardInterrupt:
@@ -309,7 +295,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="+", metavar="PATH", default=[], help="run these test files only")
     parser.add_argument("--baseline", action="store_true", help="first see that the untouched copy passes")
     parser.add_argument("--limit", type=float, metavar="S", default=3600.0, help="seconds for a tier; default 3600")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write JSON after each breakage")
     inputs = parser.parse_args(arguments)
     every = read()
     chosen = [one for one in every if not inputs.only or any(part in one.name for part in inputs.only)]

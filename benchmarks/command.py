@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import peers, run, written
@@ -68,7 +67,7 @@ def bench(
     report = run.Report(rows, costs, result, known, origin("benchmarks"))
     show(console(), report)
     if folder is not None:
-        _save(folder, report)
+        write_whole(folder / "bench.json", run.as_json(report).encode("utf-8"))
 
 
 def show(console: "Console", report: run.Report) -> None:
@@ -138,8 +137,3 @@ def _measured(
             rows.append(run.measure(case, names, known, threads, **pace))  # type: ignore[arg-type]
             bar.advance(task)
     return rows
-
-
-def _save(folder: Path, report: run.Report) -> None:
-    write_whole(folder / "bench.json", run.as_json(report).encode("utf-8"))
-    write_whole(folder / "bench.md", run.as_markdown(report).encode("utf-8"))

@@ -52,15 +52,6 @@ class Limit(NamedTuple):
     rate: float
 
 
-def product_of(dtype: str) -> str:
-    """The name of the limit of products in this dtype.
-
-    >>> product_of("bfloat16")
-    'bfloat16 product'
-    """
-    return f"{dtype} product"
-
-
 def limits(threads: int) -> dict[str, Limit]:
     """Measure all limits, which takes a few seconds. Raises EngineError without the native engine, which is timed.
 
@@ -74,7 +65,7 @@ def limits(threads: int) -> dict[str, Limit]:
     for dtype in ("float32", "bfloat16", "float16"):
         products = [_measured(by, call, float(SIDE) ** 3) for by, call in _products(dtype, threads)]
         if products:
-            results[product_of(dtype)] = max(products, key=lambda limit: limit.rate)
+            results[f"{dtype} product"] = max(products, key=lambda limit: limit.rate)
     return results
 
 
@@ -82,7 +73,7 @@ def limit_of(case: Case, known: Mapping[str, Limit]) -> str:
     """The name of the limit of a case: reads for decoding, else the faster of the products in its dtype and float32."""
     if case.kind == "decode":
         return READS
-    names = [name for name in (product_of("float32"), product_of(case.dtype)) if name in known]
+    names = [name for name in ("float32 product", f"{case.dtype} product") if name in known]
     return max(names, key=lambda name: known[name].rate)
 
 
@@ -133,7 +124,7 @@ def machine(threads: int) -> dict[str, str | int]:
     results: dict[str, str | int] = {"processor": _processor(), "system": platform.platform(), "threads": threads}
     results |= {"cores": _cores(), "python": platform.python_version(), "clearhead": __version__}
     results["instruction set"] = native.level()
-    for package in ("numpy", "torch", "onnxruntime", "jax"):
+    for package in ("numpy", "torch", "onnxruntime"):
         try:
             results[package] = version(package)
         except PackageNotFoundError:

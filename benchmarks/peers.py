@@ -16,7 +16,7 @@ from clearhead.core.call import describe
 from clearhead.core.statistics import Wanted
 from clearhead.derivatives.backward import gradients
 
-NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "numpy")
+NAMES = ("torch", "onnxruntime")
 _ASKED: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "received": True, "top": 8}
 Inputs = tuple[Array, Array, Array]
 Setup = Callable[[Case, Inputs, int], Call | str]
@@ -48,15 +48,6 @@ def _rules(case: Case) -> dict[str, Any]:
     return rules if case.window is None else {**rules, "window": (case.window - 1, 0)}
 
 
-def _used_matrix(case: Case, passed: Inputs, threads: int) -> Call | str:
-    """clearhead again, on a matrix whose log-sum-exp is known."""
-    ch.set_num_threads(threads)
-    q, k, v = passed
-    matrix = ch.AttentionMatrix(q, k, **_rules(case))
-    matrix.logsumexp()
-    return lambda: matrix.observe(v, **_ASKED)
-
-
 def _our_backward(passed: Inputs, rules: Any) -> Call:
     """The gradients of q, k and v, from the saved results of a forward pass."""
     described = describe(*passed, rules)
@@ -68,22 +59,12 @@ def _our_backward(passed: Inputs, rules: Any) -> Call:
 
 def available() -> list[str]:
     """The peers that are installed."""
-    needs = {"onnx-attention": "onnxruntime", "flex": "torch"}
-    return [name for name in NAMES if find_spec(needs.get(name, name))]
+    return [name for name in NAMES if find_spec(name)]
 
 
 def setup(name: str) -> Setup:
     """The function that sets a case up for this peer."""
-    return {
-        "torch": _torch,
-        "onnxruntime": _onnxruntime,
-        "onnx-attention": _onnx_attention,
-        "flex": _flex,
-        "jax": _jax,
-        "numpy": _numpy,
-        "materialised": _materialised,
-        "used matrix": _used_matrix,
-    }[name]
+    return {"torch": _torch, "onnxruntime": _onnxruntime, "materialised": _materialised}[name]
 
 
 def differs(case: Case, ours: Call, theirs: Call) -> bool:
@@ -169,7 +150,8 @@ def _materialised(case: Case, passed: Inputs, threads: int) -> Call | str:
 def _onnxruntime(case: Case, passed: Inputs, threads: int) -> Call | str:
     if case.kind != "forward" or case.dtype != "float32" or case.heads != case.kv_heads or case.window:
         return "MultiHeadAttention is measured in float32 prefill only"
-    from onnx import helper
+    import onnxruntime
+    from onnx import TensorProto, helper
 
     flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in passed]
     node = helper.make_node(
@@ -180,93 +162,15 @@ def _onnxruntime(case: Case, passed: Inputs, threads: int) -> Call | str:
         num_heads=case.heads,
         unidirectional=int(case.causal),
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return _onnx_session(node, flat, opsets, threads, ir_version=8)
-
-
-def _onnx_attention(case: Case, passed: Inputs, threads: int) -> Call | str:
-    """The Attention operator of the ONNX standard."""
-    if case.kind != "forward" or case.dtype != "float32" or case.window:
-        return "ONNX's Attention is measured in float32 prefill only"
-    from onnx import helper
-
-    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], is_causal=int(case.causal))
-    return _onnx_session(node, list(passed), [helper.make_opsetid("", 23)], threads, ir_version=11)
-
-
-def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: int, *, ir_version: int) -> Call:
-    import onnxruntime
-    from onnx import TensorProto, helper
-
     values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", arrays, strict=True)
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", flat, strict=True)
     ]
-    result = helper.make_tensor_value_info("o", TensorProto.FLOAT, arrays[0].shape)
+    result = helper.make_tensor_value_info("o", TensorProto.FLOAT, flat[0].shape)
     graph = helper.make_graph([node], "attention", values, [result])
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = dict(zip("qkv", arrays, strict=True))
+    feed = dict(zip("qkv", flat, strict=True))
     return lambda: session.run(None, feed)
-
-
-def _numpy(case: Case, passed: Inputs, threads: int) -> Call | str:
-    """The formula written plainly in NumPy."""
-    del threads
-    if case.group != "tiny":
-        return "NumPy's formula is measured on tiny problems only"
-    q, k, v = passed
-
-    def call() -> object:
-        scores = q @ k.swapaxes(-1, -2) * case.d**-0.5
-        scores -= scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores)
-        return weights / weights.sum(axis=-1, keepdims=True) @ v
-
-    return call
-
-
-def _flex(case: Case, passed: Inputs, threads: int) -> Call | str:
-    if case.kind not in ("forward", "decode") or case.dtype != "float32":
-        return "compiled FlexAttention is measured in float32 only"
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    torch.set_num_threads(threads)
-    q, k, v = _tensors(passed)
-    mask = None
-    if case.causal:
-        window = case.window or case.keys
-
-        def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
-            del b, h
-            return (j <= i) & (j > i - window)
-
-        mask = create_block_mask(visible, None, None, case.queries, case.keys, device="cpu")
-    compiled = torch.compile(flex_attention)
-    grouped = case.heads != case.kv_heads
-
-    def call() -> object:
-        with torch.no_grad():
-            return compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
-
-    try:
-        call()
-    except Exception as error:
-        return f"torch.compile failed: {type(error).__name__}"
-    return call
-
-
-def _jax(case: Case, passed: Inputs, threads: int) -> Call | str:
-    del threads
-    if case.kind not in ("forward", "decode"):
-        return "JAX's attention is measured forward only"
-    import jax
-
-    q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in passed)
-    window = None if case.window is None else (case.window - 1, 0)
-    compiled = jax.jit(
-        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=case.causal, local_window_size=window)
-    )
-    return lambda: compiled(q, k, v).block_until_ready()

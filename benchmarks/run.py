@@ -1,4 +1,4 @@
-"""Run the cases and write the table: as text and JSON."""
+"""Run the cases; all figures as JSON."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks import peers, written
+from benchmarks import peers
 from benchmarks.cases import Case
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limit, limit_of
@@ -46,8 +46,8 @@ def measure(
     calls = {"clearhead": peers.ours(case, inputs, threads)}
     missing: dict[str, str] = {}
     names = list(chosen)
-    if case.kind == "observe":
-        names += ["used matrix", *(["materialised"] if "torch" in names else [])]
+    if case.kind == "observe" and "torch" in names:
+        names.append("materialised")
     for name in names:
         try:
             made = peers.setup(name)(case, inputs, threads)
@@ -86,15 +86,3 @@ def as_json(report: Report) -> str:
     for name, group in GROUPS.items():
         data[group.key] = [cost._asdict() for cost in report.costs.get(name, [])]
     return json.dumps(data, indent=1) + "\n"
-
-
-def as_markdown(report: Report) -> str:
-    """All tables."""
-    data = json.loads(as_json(report))
-    lines = ["\n\n".join(written.measured(data, "en"))]
-    lines += ["", *written.cases(data)] if report.rows else []
-    for name, costs in report.costs.items():
-        head, *rest = GROUPS[name].lines(costs)
-        words = [any(cell[0].isalpha() for cell in column) for column in zip(*rest, strict=True)]
-        lines += ["", *written.table(head, rest, words)]
-    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What a benchmark run saved, written as Markdown: for bench.md, docs/performance.md, and the README in Chinese too."""
+"""What a benchmark run saved, written as Markdown: for docs/performance.md, and the README in Chinese too."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
