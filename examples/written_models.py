@@ -138,16 +138,3 @@ def facts() -> tuple[GPT2LMHeadModel, Words]:
             reads=made["city"], writes=3 * made["answer"],
         )  # fmt: skip
     return made.model, made.words
-
-
-def language() -> tuple[GPT2LMHeadModel, Words]:
-    """One layer of one head, which attends a little more to "french" than to any other word.
-
-    The more attention "french" gets, the likelier is the answer "oui"; the rest of the attention speaks for "yes".
-    """
-    made = Written("in french : is the sky blue and clear ? yes oui", ["answer"], layers=1, heads=1, positions=128)
-    asked, everything = made.columns("word", "french"), made["word"].sum(1, keepdim=True)
-    reads = torch.cat([asked, everything - asked], 1)
-    writes = torch.cat([made.columns("answer", "oui"), made.columns("answer", "yes")], 1)
-    made.head(0, 0, query=made.columns("word", "?"), key=3 * asked, reads=reads, writes=12 * writes)
-    return made.model, made.words

@@ -108,12 +108,11 @@ def test_links_lead_to_files_in_chinese_where_there_are_any(page):
             assert target.is_relative_to(CHINESE) or other == page or not other.exists(), f"{address} is in Chinese too"
 
 
-def test_guides_that_read_files_of_the_checkout_say_so_first():
-    for page in DOCS.rglob("guides/*.md"):
+def test_pages_that_read_files_of_the_checkout_say_so_first():
+    for page in DOCS.glob("*.md"):
         text = page.read_text(encoding="utf-8")
-        if re.search(r"^>>> (from examples|.*training/)", text, re.MULTILINE) and "```" in text:
-            first = text.split("\n\n")[1]
-            assert "git clone" in first, f"{page.name} does not say that it needs a checkout"
+        if re.search(r"^>>> (from examples|.*training/)", text, re.MULTILINE):
+            assert "git clone" in text.split("\n\n")[1], f"{page.name} does not say that it needs a checkout"
 
 
 def test_the_readme_has_the_two_commands_that_the_gate_runs():
@@ -123,10 +122,10 @@ def test_the_readme_has_the_two_commands_that_the_gate_runs():
     assert lines[1].endswith("&& pytest")
 
 
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "frame" not in path.relative_to(ROOT / "docs").parts)
+PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(r"(?:<!-- ((?:(?!-->).)*?)\s*-->\n)?^( *)```(\w+)\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 RUN = ("python", "sh", "bash", "pycon", "console")  # other blocks are no code: text, json, html
-SLOW = {"looking", "transformers", "pytorch"}  # they need PyTorch or Transformers
+SLOW = {"looking", "pytorch"}  # they need PyTorch or Transformers
 
 
 class Block(NamedTuple):
@@ -147,10 +146,10 @@ def plain(block: Block) -> bool:
 
 def named(page: Path) -> object:
     marks = [pytest.mark.gate] if page.stem in SLOW else []
-    return pytest.param(page, id=page.relative_to(ROOT / "docs").as_posix(), marks=marks)
+    return pytest.param(page, id=page.relative_to(DOCS).as_posix(), marks=marks)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_every_block_of_code_runs_or_says_why_not(page: Path):
     for kind, code, note in blocks(page):
         if note.startswith("not run: "):

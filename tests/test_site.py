@@ -38,7 +38,7 @@ def test_a_link_to_the_other_language_leads_to_where_it_is_built(conf):
         return source[0]
 
     change = '<a href="../../en/change.html#x">a</a> [b](2-shapes.md)'
-    assert linked(DOCS / "zh", "lessons/index", "[a](../../change.md#x) [b](2-shapes.md)") == change
+    assert linked(DOCS / "zh", "lessons/1-one-head", "[a](../../change.md#x) [b](2-shapes.md)") == change
     assert linked(DOCS, "index", "[a](zh/index.md) [b](matrix.md)") == '<a href="../zh/index.html">a</a> [b](matrix.md)'
     assert linked(DOCS, "index", "[a](../CONTRIBUTING.md)") == "a (`CONTRIBUTING.md`)"
 
@@ -68,8 +68,8 @@ def test_every_rule_and_statistic_is_told():
 
 def test_there_are_no_more_pages_than_one_can_keep_true():
     english = [path for path in DOCS.rglob("*.md") if "zh" not in path.relative_to(DOCS).parts]
-    assert len(english) <= 32
-    assert len([*(DOCS / "zh").rglob("*.md")]) == 14
+    assert len(english) <= 24
+    assert len([*(DOCS / "zh").rglob("*.md")]) <= 14
 
 
 def test_the_version_is_the_same_everywhere():

@@ -12,7 +12,7 @@ type Test = (i: number, j: number) => boolean;
 type Scale = "sqrt" | "linear" | "log";
 type Shows = "weights" | "contributions" | "cuts" | "moved";
 
-/** A layer of a run to show; docs/files.md says what the fields of a header hold. */
+/** A layer of a run to show; docs/commands.md says what the fields of a header hold. */
 interface Layer {
   name: string;
   heads: number[];

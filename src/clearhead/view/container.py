@@ -1,4 +1,4 @@
-"""One document in one HTML file: a JSON header and binary arrays. See docs/files.md."""
+"""One document in one HTML file: a JSON header and binary arrays. See docs/commands.md."""
 
 import json
 import zlib

@@ -1,7 +1,7 @@
 """The long view: every head as a small picture, and chosen heads with q, k and log-sum-exp, so with every weight.
 
 Each pixel of a picture covers whole weights and holds their largest and their mean. The first key is left out and
-stored as a column of its own, since an attention sink there would outshine all other weights. See docs/files.md.
+stored as a column of its own, since an attention sink there would outshine all other weights. See docs/commands.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -367,7 +367,7 @@ def _share(x: Array, dtype: np.dtype[Any]) -> float:
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(rules as plain numbers, rules as arrays), for some heads or all; docs/files.md names them.
+    """(rules as plain numbers, rules as arrays), for some heads or all; docs/commands.md names them.
 
     Raises RuleError for a rule that the page's program does not support.
     """
