@@ -16,8 +16,6 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 import clearhead as ch
-from changed import ByHand, added, by_hand, times
-from clearhead.cli import main
 from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import hub
@@ -83,27 +81,17 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.gate)])
-def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
+def test_an_edited_run_is_that_of_the_changed_model(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
     edits = [ch.boost(keys=[0, 1], by=1.5, layers=[0]), ch.off(layers=[0], heads=[1])]
     edits.append(ch.cut(queries="great", keys="wall", layers=[1], heads=[2]))
     seen = steps_of_text(TEXT, hub.load(place), edits=edits)
     assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
-    words, first = TEXT.split(), []
-
-    def of_first(path: str) -> bool:
-        first[:] = [".0." in path]
-        return True
-
-    boost, cut = added(1.5, None, [0, 1]), added(-np.inf, [words.index("great")], [words.index("wall")], [2])
-    logits = lambda scores: (boost if first[0] else cut)(scores)  # noqa: E731
-    hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
     ids = torch.tensor([[token.id for token in seen.tokens]])
-    with torch.no_grad(), by_hand(model.eval(), hand):
+    words = hf.AutoTokenizer.from_pretrained(place)
+    with torch.no_grad(), ch.change(model.eval(), edits, tokenizer=words), ch.watch(model) as other:
         out = model(ids)
-    for layer, (weights, _) in enumerate(hand.kept.values()):
-        if layer == seen.layer:
-            np.testing.assert_allclose(seen.trace.weights, weights[0, seen.head], atol=2e-5)
+    np.testing.assert_allclose(seen.trace.weights, other.matrix(seen.layer)[0, seen.head], atol=2e-5)
     assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
     if hasattr(out, "logits"):
         shares = out.logits[0, -1].double().softmax(-1)
@@ -117,17 +105,6 @@ def test_edits_of_a_layer_that_runs_several_times_are_refused(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["albert"])
     with pytest.raises(RuleError, match="explain edits layers that each run once"):
         steps_of_text(TEXT, hub.load(place), edits=ch.off(layers=[0], heads=[1]))
-
-
-def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    place, _ = saved(tmp_path / "model", FAMILY["gemma3"])
-    page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
-    assert main(["explain", TEXT, "--model", place, "--steps", "--html", str(page), "--json", str(numbers)]) == 0
-    said = capsys.readouterr().out
-    assert "RoPE(norm(X·W^Q))" in said
-    assert "step by step against the" in said
-    assert page.stat().st_size > 10_000
-    assert json.loads(numbers.read_text())["model"]["kv_heads"] == 2
 
 
 def pickled(place: Path) -> None:
@@ -276,22 +253,15 @@ def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
         assert [token.text for token in model.tokenizer.tokens(text)] == text.split()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_a_text_beyond_the_models_positions_is_refused(tmp_path: Path, family: str):
-    place, _ = saved(tmp_path, FAMILY[family])
-    if family == "bert":  # every window has the special tokens
-        inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-        inner.post_processor = processors.TemplateProcessing(
-            "<pad> $A <unk>", special_tokens=[("<pad>", 0), ("<unk>", 1)]
-        )
-        inner.save(str(tmp_path / "tokenizer.json"))
-    model = ch.load_model(place) if family == "gpt2" else hub.load(place)
-    positions = model.config.positions if family == "gpt2" else model.inner.config.max_position_embeddings
-    size = positions - 2 * (family == "bert")
-    words = (WORDS * positions)[: 2 * size + 3]
-    text = " ".join(words)
-    total = len(words) + 2 * (family == "bert")
+def test_a_text_beyond_the_models_positions_is_refused(tmp_path: Path):
+    place, _ = saved(tmp_path, FAMILY["bert"])
+    inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    special = [("<pad>", 0), ("<unk>", 1)]  # which the text has besides its words
+    inner.post_processor = processors.TemplateProcessing("<pad> $A <unk>", special_tokens=special)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    model = hub.load(place)
+    positions = model.inner.config.max_position_embeddings
     with pytest.raises(
-        ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
+        ch.errors.ShapeError, match=f"the text has {positions + 1} tokens but the model has {positions} positio"
     ):
-        steps_of_text(text, model)
+        steps_of_text(" ".join((WORDS * positions)[: positions - 1]), model)

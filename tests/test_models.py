@@ -16,7 +16,6 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
-from clearhead.models import decoder  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant  # noqa: E402
@@ -261,16 +260,3 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
     assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
     assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
-
-
-@pytest.mark.parametrize("to", ["zero", "mean"])
-def test_the_last_rows_of_a_long_text_are_those_of_the_whole_run(to, monkeypatch):
-    model, edits = load(), [ch.off(layers=[0], heads=[3], to=to)]
-    ids = [token.id for token in model.tokenizer.tokens("humpty dumpty sat on a wall")]
-    kept = model.run(ids, edits=edits)
-    monkeypatch.setattr(decoder, "LONG", 0)
-    made = model.run(ids, edits=edits)
-    (layer, place), (whole, row) = made.attended(1, 4), kept.attended(1, 4)
-    np.testing.assert_allclose(layer.output[place], whole.output[row], atol=1e-5)
-    for x, y in zip(made.stream(4), kept.stream(4), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-4)
