@@ -18,7 +18,7 @@ from clearhead.models.tokens import tokenizer_of  # noqa: E402
 from seeds import fresh  # noqa: E402
 
 BLOCKS = [  # first and last code point of what strings are drawn from
-    (0x20, 0x7E), *((start, start + 0x7F) for start in (*range(0, 0x3100, 0x80), 0xA640, *range(0xF900, 0x10000, 0x80))),
+    (0x20, 0x7E), *((first, first + 0x7F) for first in (*range(0, 0x3100, 0x80), *range(0xF900, 0x10000, 0x80))),
     (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x10400, 0x104AF), (0x1D400, 0x1D7FF), (0x1F1E6, 0x1FAFF), (0x20000, 0x2A6DF),
 ]  # fmt: skip
 PIECES = [

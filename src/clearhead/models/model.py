@@ -172,7 +172,6 @@ def _of_gguf(path: Path, name: str) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
     stored = weights.checked(path, gguf.stored(file, config), config)
-    weights.check_memory(path, stored)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
     words = file.metadata["tokenizer.ggml.tokens"]
     begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
@@ -194,7 +193,6 @@ def _of_folder(place: Path, name: str) -> Model:
     stored = folder.stored(place, config)
     config = config._replace(tied=config.tied or "output.weight" not in stored)
     decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
-    weights.check_memory(place, stored)
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary
     return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
@@ -244,11 +242,6 @@ class Logits:
 
     decoder: Decoder
     hidden: Array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(tokens, vocabulary)."""
-        return len(self.hidden), self.decoder.config.vocabulary
 
     def __len__(self) -> int:
         return len(self.hidden)
