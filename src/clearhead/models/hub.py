@@ -241,20 +241,13 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
 
 def _downloaded(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = (
-        f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it,"
-    )
+    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of"
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=_SECONDS))
-    except HFValidationError:
-        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
-    except RepositoryNotFoundError:
-        raise FileError(f"{tried} and {constants.ENDPOINT} has no such model, or only for its owner.", hint) from None
-    except OSError as error:
-        raise FileError(f"{tried} and it cannot be downloaded: {one_line(error)}", hint) from None
+    except (OSError, ValueError) as error:  # no such model, or no network; no such name can be
+        raise FileError(f"{tried} it, and it cannot be downloaded: {one_line(error)}", hint) from None
 
 
 def _check_sizes(place: Path, build: Callable[[], Any]) -> None:

@@ -304,9 +304,6 @@ def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
     return Layer(str(number), f"blk.{number}", tuple(heads), seen, rules, **arrays)
 
 
-# ── reading ──
-
-
 def load(place: str | os.PathLike[str] | None = None) -> Model:
     """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
 
@@ -328,8 +325,7 @@ def _of_gguf(path: Path, name: str) -> Model:
     config = gguf.config_of(file)
     stored = weights.checked(path, gguf.stored(file, config), config)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
-    words = file.metadata["tokenizer.ggml.tokens"]
-    begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
+    begin, end = (tokens.special(file, kind) for kind in ("bos", "eos"))
     template = file.metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
