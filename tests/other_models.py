@@ -34,21 +34,6 @@ def unet() -> Model:
     return model, lambda: model(x, torch.tensor([3]), text).sample, x
 
 
-def transformer() -> Model:
-    from diffusers import Transformer2DModel
-
-    model = Transformer2DModel(
-        num_attention_heads=4,
-        attention_head_dim=32,
-        in_channels=32,
-        num_layers=2,
-        cross_attention_dim=64,
-        norm_num_groups=8,
-    )
-    x, text = torch.randn(1, 32, 24, 24, requires_grad=True), torch.randn(1, 77, 64)
-    return model, lambda: model(x, encoder_hidden_states=text).sample, x
-
-
 def keras() -> Model:
     import keras
 
@@ -62,7 +47,6 @@ def keras() -> Model:
 MODELS = {
     "nn.TransformerEncoder": encoder,
     "diffusers UNet": unet,
-    "diffusers transformer": transformer,
     "Keras attention": keras,
 }
 

@@ -51,18 +51,14 @@ def case(**values: object) -> str:
     [
         (case(q=DEEP), "inside one another too deeply"),
         (case(q=f"[[{'9' * 400}, 1], [1, 2]]"), "q holds a number that is too large for float64"),
-        (case(q=f"[[1e{'9' * 30}, 1], [1, 2]]"), "exponent of a number is out of range"),
         (case(q=f"[[{'9' * 5000}, 1], [1, 2]]"), "is not valid JSON"),
         (case()[:-1] + ', "q": [[1, 2], [3, 4]]}', "gives 'q' twice"),
         (case(window='["a", 1]'), "window is"),
-        (case(window="[2.5, 0]"), "window is (2.5, 0)"),
-        (case(scale="{}"), "scale is {}"),
-        (case(num_heads="2"), "num_heads"),
         ("", "is not valid JSON"),
         ("null", "expected a JSON object"),
-        *((data, "is not UTF-8 text") for data in (b"\xff\xfe{}", b"\x80", b'{"q": "\xe4"}')),
+        (b'{"q": "\xe4"}', "is not UTF-8 text"),
     ],
-    ids=range(14),
+    ids=range(8),
 )
 def test_json_with_false_claims_is_refused(tmp_path: Path, text: str | bytes, words: str):
     place = tmp_path / "case.json"
@@ -106,15 +102,11 @@ def packed(place: Path, **entries: bytes) -> Path:
     ("data", "words"),
     [
         (header((10**6, 10**6)) + bytes(80), "not a readable .npz file"),
-        (header((-4, -4)) + bytes(128), "not a readable .npz file"),
-        (header((3,)) + bytes(23), "not a readable .npz file: EOF"),
         (header((1,), "|O") + b"cos\nsystem\n", "Object arrays cannot be loaded when allow_pickle=False"),
         (header((2, 2), "|V4") + bytes(16), "holds |V4: expected numbers"),
-        (b"\x93NUMPY\x01\x00\xff\xff{", "not a readable .npz file"),
-        (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 0x75 + b"\n", "not a readable .npz file"),
         (b"hello", "is no array"),
     ],
-    ids=range(8),
+    ids=range(4),
 )
 def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: str):
     place = packed(tmp_path / "case.npz", q=data, k=header((2, 2)) + bytes(32), v=header((2, 2)) + bytes(32))
@@ -167,33 +159,12 @@ def test_the_free_memory_is_known_and_at_most_the_machines():
 TENSORS = {"q": np.eye(2), "k": np.eye(2), "v": np.eye(2)}
 
 
-def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], bytes] = lambda data: data) -> bytes:
-    """A safetensors file with another header."""
-    data = save(TENSORS)
-    length = struct.unpack("<Q", data[:8])[0]
-    said = json.loads(data[8 : 8 + length])
-    changed = change(said)
-    text = changed if isinstance(changed, bytes) else json.dumps(said).encode()
-    return struct.pack("<Q", len(text)) + text + body(data[8 + length :])
-
-
 @pytest.mark.parametrize(
     "data",
-    [
-        tensors(lambda h: h["q"].update(shape=[10**6, 10**6])),
-        tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])),
-        tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])),
-        tensors(lambda h: h.update(__metadata__={"a": 1})),
-        tensors(lambda h: h.pop("v")),
-        tensors(lambda h: None, lambda body: body[:-1]),
-        tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"),
-        tensors(lambda h: b"[]"),
-        tensors(lambda h: b"\xff"),
-        struct.pack("<Q", 2**63) + b"{}",
-    ],
-    ids=range(10),
+    [save(TENSORS)[:-1], struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 2 * len(DEEP)) + 2 * DEEP.encode()],
+    ids=range(3),
 )
-def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes):
+def test_damaged_safetensors_are_refused(tmp_path: Path, data: bytes):
     place = tmp_path / "case.safetensors"
     place.write_bytes(data)
     for reader in (check_file, diagnose_file, ch.load):

@@ -455,7 +455,7 @@ def test_the_list_of_calls_is_bounded_and_starts_anew():
         assert not explain().routes
 
 
-NEEDS = {"diffusers UNet": "diffusers", "diffusers transformer": "diffusers", "Keras attention": "keras"}  # pip's names
+NEEDS = {"diffusers UNet": "diffusers", "Keras attention": "keras"}  # pip's names
 
 
 @pytest.mark.gate

@@ -49,7 +49,7 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     True
     """
     room, inner, reader = room_of(model, tokenizer)
-    changed = load("hf.changing" if room == "hf" else "models.blocks").changed
+    changed = load("hf.changing" if room == "hf" else "models.model").changed
     read = (replace(x, seen=Run.read(x.seen)) if isinstance(x.seen, str) else x for x in read_edits(edits))
     known = tuple(read)
     with changed(inner, known, reader):

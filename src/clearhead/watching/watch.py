@@ -124,7 +124,7 @@ def watch(
     ([[1, 2, 3, 4]], 8)
     """
     room, inner, reader = room_of(model, tokenizer)
-    watched = load("hf.watching" if room == "hf" else "models.blocks").watched
+    watched = load("hf.watching" if room == "hf" else "models.model").watched
     wish = _wish({**statistics}, layers, heads, keep=keep, values=values, causes=causes)
     with watched(inner, wish._replace(tokenizer=reader)) as seen:
         yield seen
