@@ -190,31 +190,6 @@ def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, mon
     assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
 
 
-def test_means_go_to_opentelemetry_and_prometheus(
-    vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
-):
-    spans, observed = [], []
-    span = SimpleNamespace(end=lambda: None)
-    tracer = SimpleNamespace(start_span=lambda name, **more: (spans.append((name, more["attributes"])), span)[1])
-    trace = SimpleNamespace(get_tracer=lambda name: tracer)
-    monkeypatch.setitem(sys.modules, "opentelemetry", SimpleNamespace(trace=trace))
-    kept = lambda name, *_, **more: SimpleNamespace(observe=lambda value: observed.append((name, value)))  # noqa: E731
-    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Histogram=kept))
-    records._histogram.cache_clear()
-    served, tokens = Served(), []
-    for step in range(3):
-        served.step({"a-1234abcd": {"clearhead": ALL}}, **{"a-1234abcd": [24, 1][step > 0]})
-        tokens.append([watched(served, "a-1234abcd", layer, [0, 1, 2, 3], SPANS) for layer in range(LAYERS)])
-    assert not spans
-    served.step({}, ("a-1234abcd", "another"), b=3)
-    names = "entropy", "first", "spans"
-    means = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in names}
-    expected = {f"clearhead.{name}": pytest.approx(x, rel=1e-4) for name, x in means.items()}
-    assert spans == [("attention", {**expected, "gen_ai.request.id": "a", "clearhead.tokens": 3})]
-    assert {name.split("_")[2]: x for name, x in observed} == pytest.approx({k: x.sum() for k, x in means.items()})
-    assert not recorder.means
-
-
 def test_kept_statistics_stay_below_the_limit_of_memory(
     vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
 ):
@@ -276,10 +251,8 @@ def test_a_server_keeps_only_what_can_be_read(vllm: Modules, monkeypatch: pytest
     if dev == "0":
         with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read"):
             platform.validate_request({}, params)
-        config = a_config()
-        config.observability_config.otlp_traces_endpoint = "http://127.0.0.1:4317"
-        platform.check_and_update_config(config)
-    platform.validate_request({}, params)
+    else:
+        platform.validate_request({}, params)
 
 
 def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules):

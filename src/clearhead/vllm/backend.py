@@ -164,13 +164,13 @@ class Impl(AttentionImpl):  # type: ignore[misc]
 
     def shares(self, step: WatchedStep, q: Array, state: State) -> Array:
         """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
-        parts = step.parts(self.left)
+        signs, rows, where, gaps = step.ranges(self.left)
         rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[parts.rows], parts.where, None, {"logsumexp": True}, **rules)
+        sums = self.attend(q[rows], where, None, {"logsumexp": True}, **rules)
         largest = sums["largest"]
         if self.rules["alibi_slopes"] is not None:
-            largest = largest - parts.gaps * self.rules["alibi_slopes"].numpy()
-        return parts.signs @ share(np, State(largest, sums["log_sum"]), taken(state, parts.rows))
+            largest = largest - gaps * self.rules["alibi_slopes"].numpy()
+        return signs @ share(np, State(largest, sums["log_sum"]), taken(state, rows))
 
     def read(self, kv_cache: Tensor, name: str) -> None:
         """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""
