@@ -13,7 +13,7 @@ from torch.nn.attention import varlen
 
 import clearhead as ch
 from clearhead.errors import ClearheadError
-from clearhead.torch import varlen_attn, varlen_matrix
+from clearhead.torch import varlen_attn
 from clearhead.torch.varlen import _OBSERVED
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -163,17 +163,6 @@ def test_keys_may_lie_one_after_the_other(used: torch.Tensor | None):
         assert torch.equal(output[part], expected.swapaxes(0, 1))
 
 
-def test_any_weight_of_a_request_by_the_log_sum_exp_of_the_call():
-    batch = Batch([(1, 70), (4, 40)], rules={"window_size": (30, 0), "softcap": 2.0})
-    seen = batch.attend(logsumexp=True)
-    for row in range(2):
-        for known in (None, seen.logsumexp):
-            A = varlen_matrix(batch.query, batch.key, **batch.where, **batch.rules, request=row, logsumexp=known)
-            torch.testing.assert_close(A[1, -1], batch.alone(row)[0][1, -1])
-    with pytest.raises(ClearheadError, match="request 2 is outside"):
-        varlen_matrix(batch.query, batch.key, **batch.where, request=2)
-
-
 def test_a_scale_for_each_head_may_change_in_place():
     batch = Batch([(1, 20), (3, 3)])
     batch.rules = {"scale": torch.rand(4)}
@@ -220,10 +209,3 @@ def test_what_does_not_fit_is_refused(name: str):
     arguments = {"query": batch.query, "key": batch.key, "value": batch.value, **batch.where} | change
     with pytest.raises(ClearheadError, match=words):
         varlen_attn(**arguments)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_so_is_what_does_not_fit_after_a_call_that_did(name: str):
-    batch = Batch([(1, 20), (3, 3)])
-    assert torch.equal(batch.attend(top=1).output, batch.attend())
-    test_what_does_not_fit_is_refused(name)

@@ -152,15 +152,6 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
     return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
 
 
-def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
-    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name.
-
-    `problem` has all tokens and all keys.
-    """
-    each = kinds(problem, want, want.names(), declared, d_v)
-    return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
-
-
 def room_for_sums(each: Mapping[str, Kind]) -> dict[str, Array]:
     """Arrays of zeros, in float64, in which a pass adds up its answers, by name; indices start at -1."""
     return {

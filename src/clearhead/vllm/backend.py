@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 from clearhead.core.axes import Array
 from clearhead.core.state import State, share, taken
 from clearhead.errors import EngineError
-from clearhead.torch.varlen import Prepared, prepared, read_bits
-from clearhead.vllm.records import HINT, RECORDER, WatchedStep, Where
+from clearhead.torch.varlen import Prepared, Where, prepared, read_bits
+from clearhead.vllm.records import HINT, RECORDER, WatchedStep
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -157,10 +157,10 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self, q: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
     ) -> dict[str, Array]:
         """Fill in the output, (tokens, heads, d), if there is one, and answer what is asked for, (tokens, heads, …)."""
-        (cache, keys, values), call = self.cache, (*asked.items(), *rules.items())
+        (_, keys, values), call = self.cache, (*asked.items(), *rules.items())
         if call not in self.calls:
-            self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
-        return self.calls[call](q, keys, values, where, out)
+            self.calls[call] = prepared((q, keys, values), self.rules | rules, asked)
+        return self.calls[call]((q, keys, values), where, out)
 
     def shares(self, step: WatchedStep, q: Array, state: State) -> Array:
         """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
