@@ -220,7 +220,8 @@ def _fill(
 ) -> None:
     """Fill in the answers: at once, or, by an engine that reads no ragged batches, one request after the other."""
     if engine is native:
-        native.ragged(problem, *arrays, where, results)
+        q, k, v = arrays
+        native.ragged(problem, q, k, v, where, results)
         return
     (q, k, v), first, (starts, ends, lengths, table) = map(_number, arrays), 0, where
     for request, (start, stop) in enumerate(pairwise(starts.tolist())):
