@@ -1,9 +1,8 @@
 """The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,8 +22,7 @@ _INT64 = np.dtype(np.int64)
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(NamedTuple):
     """The upstream gradient: the loss's derivatives by what attention answered, as engines take it (from backward.py).
 
     With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is

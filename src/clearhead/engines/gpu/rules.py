@@ -225,15 +225,6 @@ def scaled(sums, rules):
     return sums * tl.load(rules.numbers) if not rules.softcap and rules.scales is None else sums
 
 
-class Side(NamedTuple):
-    """The queries or the keys of a problem: their number, the first one's position, the step, and their lengths."""
-
-    size: Any
-    start: Any
-    step: Any
-    lengths: Any
-
-
 @triton.jit
 def key_range(rules, b, first, last, BLOCK: tl.constexpr):
     """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
@@ -241,8 +232,8 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr):
     Keys in full_low..full_high are visible to all these queries. All four are multiples of BLOCK; queries past the end
     do not count.
     """
-    strip = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
-    other = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
+    strip = rules.queries, rules.rows, rules.row_step, rules.query_lengths
+    other = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
     shift = tl.load(rules.offset + b) - rules.cols
     return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK)
 
@@ -250,8 +241,8 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr):
 @triton.jit
 def query_range(rules, b, first, last, BLOCK: tl.constexpr):
     """As key_range, for the queries that may see keys first..last."""
-    strip = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
-    other = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
+    strip = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
+    other = rules.queries, rules.rows, rules.row_step, rules.query_lengths
     shift = -tl.load(rules.offset + b) - rules.rows
     return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK)
 
@@ -260,30 +251,33 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr):
 def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr):
     """The range of the other side for a strip's first..last, whose positions `shift` makes the other's indices.
 
-    It reaches from `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
+    A side is its number of queries or keys, the first one's position, the step, and the lengths. The range reaches from
+    `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
     """
-    stop = tl.cdiv(other.size, BLOCK) * BLOCK
-    low, high, full_low, full_high = stop * 0, stop, stop * 0, other.size // BLOCK * BLOCK
-    last = tl.minimum(last, strip.size - 1)
-    ends = strip.start + strip.step * first, strip.start + strip.step * last
+    strip_size, strip_start, strip_step, strip_lengths = strip
+    size, start, step, lengths = other
+    stop = tl.cdiv(size, BLOCK) * BLOCK
+    low, high, full_low, full_high = stop * 0, stop, stop * 0, size // BLOCK * BLOCK
+    last = tl.minimum(last, strip_size - 1)
+    ends = strip_start + strip_step * first, strip_start + strip_step * last
     near, far = tl.minimum(ends[0], ends[1]), tl.maximum(ends[0], ends[1])
-    if other.step == 1:
+    if step == 1:
         if after is not None:
             high = tl.minimum(high, tl.maximum(far + shift + after + 1, 0))
             full_high = tl.minimum(full_high, tl.maximum(near + shift + after + 1, 0))
         if before is not None:
             low = tl.maximum(low, tl.minimum(near + shift - before, stop))
             full_low = tl.maximum(full_low, tl.minimum(far + shift - before, stop))
-        if other.lengths is not None:
-            length = tl.maximum(tl.load(other.lengths + b) - other.start, 0)
+        if lengths is not None:
+            length = tl.maximum(tl.load(lengths + b) - start, 0)
             high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
-    if strip.lengths is not None:
-        length = tl.load(strip.lengths + b)
+    if strip_lengths is not None:
+        length = tl.load(strip_lengths + b)
         high = tl.where(near < length, high, 0)
         full_high = tl.where(far < length, full_high, 0)
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
-    if rules.content or other.step != 1:
+    if rules.content or step != 1:
         return low, low, low, high
     full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
     full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)
