@@ -21,10 +21,9 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.core.axes import Array
-from clearhead.core.state import State, share, taken
 from clearhead.errors import EngineError
-from clearhead.torch.varlen import Prepared, Where, prepared, read_bits
-from clearhead.vllm.records import HINT, RECORDER, WatchedStep
+from clearhead.torch.varlen import Prepared, prepared, read_bits
+from clearhead.vllm.records import HINT, RECORDER, WatchedStep, Where
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
@@ -79,7 +78,7 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
         where = common.query_start_loc.numpy(), None, common.seq_lens.numpy(), common.block_table_tensor.numpy()
         tokens, page = int(where[0][-1]), self.kv_cache_spec.block_size
         slots = np.divmod(common.slot_mapping[:tokens].numpy(), page)
-        return Metadata(tokens, where, slots, bool(common.causal), RECORDER.step(page, where))
+        return Metadata(tokens, where, slots, bool(common.causal), RECORDER.step(where))
 
 
 class Impl(AttentionImpl):  # type: ignore[misc]
@@ -148,8 +147,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             if not step.all:
                 q, out = q[step.queries], np.empty_like(out[step.queries])
             seen = self.attend(q, step.where, out, step.named, window_size=window)
-            if "largest" in seen:
-                seen["spans"] = self.shares(step, q, State(seen["largest"], seen["log_sum"]))
+            if "received" in seen:  # of one query, these are its weights
+                seen["spans"] = step.shares(seen.pop("received"))
             RECORDER.kept[self.layer] = seen
         return output
 
@@ -161,16 +160,6 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if call not in self.calls:
             self.calls[call] = prepared((q, keys, values), self.rules | rules, asked)
         return self.calls[call]((q, keys, values), where, out)
-
-    def shares(self, step: WatchedStep, q: Array, state: State) -> Array:
-        """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
-        signs, rows, where, gaps = step.ranges(self.left)
-        rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[rows], where, None, {"logsumexp": True}, **rules)
-        largest = sums["largest"]
-        if self.rules["alibi_slopes"] is not None:
-            largest = largest - gaps * self.rules["alibi_slopes"].numpy()
-        return signs @ share(np, State(largest, sums["log_sum"]), taken(state, rows))
 
     def read(self, kv_cache: Tensor, name: str) -> None:
         """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""

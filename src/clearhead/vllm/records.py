@@ -120,51 +120,26 @@ Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and bl
 class WatchedStep:
     """The requests of a step that are watched, and what is computed of their last queries."""
 
-    def __init__(self, due: dict[int, tuple[str, Choices]], page: int, where: Where) -> None:
+    def __init__(self, due: dict[int, tuple[str, Choices]], where: Where) -> None:
         starts, _, lengths, pages = where
         self.names, self.asked = zip(*due.values(), strict=True)
-        self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
+        self.all = len(due) == len(lengths) == int(starts[-1])
         rows = np.array(list(due))
         self.queries, self.lengths = starts[1:][rows] - 1, lengths[rows]
         self.where = np.arange(len(due) + 1, dtype=np.int32), None, self.lengths, pages[rows]
         named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
-        named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
+        named |= {"top": max(one.top for one in self.asked), "received": any(one.spans for one in self.asked)}
         self.named = {name: value for name, value in named.items() if value}
-        self._ranges: dict[int, tuple[Array, Array, Where, Array]] = {}
 
     def asks(self, layer: int) -> bool:
         """Does any of the requests ask for this layer?"""
         return any(one.layers is None or layer in one.layers for one in self.asked)
 
-    def ranges(self, left: int) -> tuple[Array, Array, Where, Array]:
-        """All spans as ranges of keys that begin with a page, each as a request: a span is one, or two's difference.
-
-        left   how many keys to its left a query sees; -1: all of them
-
-        Returns signs (spans, ranges), 1, -1 for the keys of a span's first page that are before it, or 0; the row of
-        each range, (ranges,); where its keys lie; and how far before the query its last key is, (ranges, 1).
-        """
-        if left not in self._ranges:
-            ranges: dict[tuple[int, int, int], int] = {}  # of a request, first page and end, its number
-            signs: list[tuple[int, int, int]] = []
-            span = 0
-            for row, one in enumerate(self.asked):
-                seen = max(0, int(self.lengths[row]) - 1 - left) if left >= 0 else 0
-                for start, stop in one.spans:
-                    first = max(start, seen)
-                    for end, sign in ((stop, 1), (first, -1)) if first < stop else ():
-                        if end > first // self.page * self.page:
-                            signs.append((span, ranges.setdefault((row, first // self.page, end), len(ranges)), sign))
-                    span += 1
-            matrix = np.zeros((span, len(ranges)), np.float32)
-            for row, column, sign in signs:
-                matrix[row, column] = sign
-            rows, firsts, ends = np.array(list(ranges), np.int32).reshape(-1, 3).T
-            table = self.where[3]
-            pages = table[rows[:, None], np.minimum(firsts[:, None] + np.arange(table.shape[1]), table.shape[1] - 1)]
-            where = np.arange(len(ranges) + 1, dtype=np.int32), None, ends - firsts * self.page, pages
-            self._ranges[left] = matrix, rows, where, (self.lengths[rows] - ends)[:, None]
-        return self._ranges[left]
+    def shares(self, weights: Array) -> Array:
+        """The share of each query on each of its spans, (spans, heads); weights are those of all requests' keys."""
+        starts = self.lengths.cumsum() - self.lengths
+        each = zip(starts.tolist(), self.asked, strict=True)
+        return np.stack([weights[at + first : at + stop].sum(0) for at, one in each for first, stop in one.spans])
 
 
 class Recorder:
@@ -179,14 +154,14 @@ class Recorder:
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
         self._step: WatchedStep | None = None
 
-    def step(self, page: int, where: Where) -> WatchedStep | None:
+    def step(self, where: Where) -> WatchedStep | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
             if name in self.asked and where[2][row] >= length
         }
-        self._step = WatchedStep(due, page, where) if due else None
+        self._step = WatchedStep(due, where) if due else None
         return self._step
 
     def finish(self) -> None:

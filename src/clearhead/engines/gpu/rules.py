@@ -72,9 +72,8 @@ class RuleArguments(NamedTuple):
     heads: Any
     queries: Any
     keys: Any
-    numbers: Any  # scale, softcap
-    scales: Any  # (heads,) where heads have different scales
-    softcap: Any  # whether there is one
+    scales: Any  # (heads,)
+    softcap: Any  # (1,)
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -177,16 +176,11 @@ def any_seen(rules, b, h, i, j):
 
 
 @triton.jit
-def _scale(rules, h):
-    return tl.load(rules.numbers) if rules.scales is None else tl.load(rules.scales + h)
-
-
-@triton.jit
 def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     """The logits from q·k, in nats; -inf where masked. Without MASKED, every pair must be visible."""
-    scale = _scale(rules, h)
-    if rules.softcap:
-        cap = tl.load(rules.numbers + 1)
+    scale = tl.load(rules.scales + h)
+    if rules.softcap is not None:
+        cap = tl.load(rules.softcap)
         s = tanh(scores * (scale / cap)) * cap
     else:
         s = scores * scale
@@ -209,20 +203,12 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 @triton.jit
 def score_grad(by_logit, scores, rules, h):
-    """Derivatives by q·k, from those by logits; a scale that all heads share is left to `scaled`."""
-    if not rules.softcap and rules.scales is None:
-        return by_logit
-    slope = tl.zeros_like(scores) + _scale(rules, h)  # of the logit by q·k: scale·(1 - tanh²)
-    if rules.softcap:
-        t = tanh(scores * (slope / tl.load(rules.numbers + 1)))
+    """Derivatives by q·k, from those by logits."""
+    slope = tl.zeros_like(scores) + tl.load(rules.scales + h)  # of the logit by q·k: scale·(1 - tanh²)
+    if rules.softcap is not None:
+        t = tanh(scores * (slope / tl.load(rules.softcap)))
         slope *= 1.0 - t * t
     return tl.where(by_logit == 0, 0.0, by_logit * slope)
-
-
-@triton.jit
-def scaled(sums, rules):
-    """Sums over derivatives by q·k, with the scale that `score_grad` left out."""
-    return sums * tl.load(rules.numbers) if not rules.softcap and rules.scales is None else sums
 
 
 @triton.jit
