@@ -45,7 +45,7 @@ def _slope(start, loss, logs, rules, b, h, i, j):
 
 @triton.jit
 def slopes(left, right, inputs, state, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """(weights, the gradients of q·k, visible) of a tile of two Blocks; 0 where masked."""
+    """(weights, the gradients of scale·q·k, visible) of a tile of two Blocks; 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     scores = product(left.x, tl.trans(right.x), sizes.PRECISION)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
@@ -89,7 +89,7 @@ def keys(inputs, rules, state, loss, out_k, out_v, sizes):
     sums = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     by_k, by_v = over_queries(_add_queries, sums, (inputs, block, state, loss), rules, strip, sizes)
     if loss is not None:
-        store_rows(out_k, strip.line, strip.inside, by_k, sizes.d_k)
+        store_rows(out_k, strip.line, strip.inside, by_k * tl.load(rules.scales + strip.h), sizes.d_k)
     if inputs.g is not None:
         store_rows(out_v, strip.line, strip.inside, by_v, sizes.d_v)
 
@@ -109,4 +109,4 @@ def queries(inputs, rules, state, loss, out, sizes):
     block = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
     by_q = over_keys(_add_keys, by_q, (inputs, block, state, loss), rules, strip, sizes)
-    store_rows(out, strip.line, strip.inside, by_q, sizes.d_k)
+    store_rows(out, strip.line, strip.inside, by_q * tl.load(rules.scales + strip.h), sizes.d_k)

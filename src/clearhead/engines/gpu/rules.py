@@ -203,12 +203,11 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 @triton.jit
 def score_grad(by_logit, scores, rules, h):
-    """Derivatives by q·k, from those by logits."""
-    slope = tl.zeros_like(scores) + tl.load(rules.scales + h)  # of the logit by q·k: scale·(1 - tanh²)
+    """Derivatives by scale·q·k, from those by logits: times 1 - tanh² under a softcap."""
     if rules.softcap is not None:
-        t = tanh(scores * (slope / tl.load(rules.softcap)))
-        slope *= 1.0 - t * t
-    return tl.where(by_logit == 0, 0.0, by_logit * slope)
+        t = tanh(scores * (tl.load(rules.scales + h) / tl.load(rules.softcap)))
+        by_logit = tl.where(by_logit == 0, 0.0, by_logit * (1.0 - t * t))
+    return by_logit
 
 
 @triton.jit
