@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import clearhead.torch
 from clearhead.torch import activate, active, deactivate, explain
 from composed import COMPOSED, by_math
-from other_models import MODELS, difference, results
 
 DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
 DIRECT_ALONE = "scaled_dot_product_attention itself"
@@ -405,25 +404,3 @@ def test_nothing_is_installed_on_import_or_left_behind():
     said = subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True, text=True)
     assert said.stdout.split() == ["False", "True", "False"]
     assert not said.stderr
-
-
-NEEDS = {"diffusers UNet": "diffusers", "diffusers transformer": "diffusers", "Keras attention": "keras"}  # pip's names
-
-
-@pytest.mark.gate
-@pytest.mark.filterwarnings("ignore")  # the libraries' own
-@pytest.mark.parametrize("name", ["nn.TransformerEncoder", *NEEDS])
-def test_models_of_other_libraries_have_the_same_results(name: str):
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
-    model, call, x = MODELS[name]()
-    model.eval()
-    theirs = results(call, x, model)
-    with active():
-        ours = results(call, x, model)
-    assert not routes("PyTorch")
-    assert sum(explain().values()) >= 2
-    assert difference(ours[0], theirs[0]) < 1e-4
-    largest = max(y.abs().max().item() for y in theirs[1:])
-    for a, b in zip(ours[1:], theirs[1:], strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4 * largest)
