@@ -181,10 +181,17 @@ def formula(case: Case, visible: torch.Tensor, noise: Any = 0.0, **leaves: Any) 
     lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
     logs = torch.where(visible, masked * (1 + noise) - lse, 0.0)
     weights = torch.where(visible, torch.exp(logs), 0.0)
+    far = torch.from_numpy(np.broadcast_to(abs(case.book.block.ahead), weights.shape).copy()).to(weights.dtype)
+    largest = torch.nn.functional.pad(masked, (0, 1), value=-torch.inf).amax(-1)
     return {
         "weights": weights,
         "output": weights @ v,
         "logsumexp": torch.where(empty, 0.0, lse)[..., 0],
+        "max_logit": torch.where(empty[..., 0], 0.0, largest),
         "entropy": -(weights * logs).sum(-1),
+        "distance": (weights * far).sum(-1),
+        "diagonal": torch.where(far == 0, weights, 0.0).sum(-1),
+        "top": torch.nn.functional.pad(weights, (0, 2)).topk(2).values,
         "received": weights.sum(-2),
+        "peak": torch.nn.functional.pad(weights, (0, 0, 0, 1)).amax(-2),
     }

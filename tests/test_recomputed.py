@@ -1,6 +1,6 @@
-"""Forward mode and second derivatives of random problems, in blocks of any size, against the plain formulas."""
+"""Derivatives of every result by every input, of first and second order, against the plain formulas' in float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import clearhead as ch
+from clearhead import engines
 from clearhead.core import observations, visibility
 from clearhead.core.arrays import as_array, statistics_dtype, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.statistics import Groups, smooth
+from clearhead.core.statistics import STATISTICS, Groups, smooth
 from clearhead.derivatives import recomputed
 from losses import formula
-from problems import Case, cases, examples
+from problems import Case, cases, examples, on_every_engine
 from programs import python
+from seeds import normal
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "spans")
 HEIGHT, WIDTH = 3, 2
@@ -61,9 +63,6 @@ class Along:
         noise = np.random.default_rng((self.case.seed, draw)).uniform(-(2.0**-23), 2.0**-23, visible.shape)
         result = formula(self.case, visible, **leaves, noise=torch.from_numpy(noise) if draw else 0.0)
         weights = result["weights"]
-        far = torch.from_numpy(np.broadcast_to(abs(self.case.book.block.ahead), weights.shape).copy()).to(weights.dtype)
-        result["distance"] = (weights * far).sum(-1)
-        result["diagonal"] = torch.where(far == 0, weights, 0.0).sum(-1)
         sides = [
             torch.zeros(size, problem_size, dtype=weights.dtype)
             for size, problem_size in ((HEIGHT, problem.queries), (WIDTH, problem.keys))
@@ -134,9 +133,16 @@ class Along:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
+DERIVED = tuple(name for name, one in STATISTICS.items() if one.derivative)
+
+
+def some_of(names: Iterable[str]) -> Any:
+    return st.sets(st.sampled_from(sorted(names)), min_size=1).map(sorted)
+
+
 DRAWN: dict[str, Any] = {
-    "moving": st.sets(st.sampled_from(INPUTS), min_size=1).map(sorted),
-    "answers": st.sets(st.sampled_from(smooth()), min_size=1).map(sorted),
+    "moving": some_of(INPUTS),
+    "answers": some_of(smooth()),
     "block": st.sampled_from((100, 1 << 18)),
 }
 HALVES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
@@ -150,16 +156,17 @@ def close(result: Array, truth: Array, name: str) -> None:
     np.testing.assert_allclose(result.astype(np.float64), truth, atol=least, rtol=near, err_msg=name)
 
 
-def ours(along: Along, leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
+def ours(along: Along, leaves: dict[str, Tensor], engine: str | None = None) -> tuple[Tensor, ...]:
     """The results of the case with these inputs, (batch, heads, …)."""
     case, problem = along.case, along.case.problem
     q, k, v = (leaves[name].reshape(getattr(case, name).shape) for name in "qkv")
     rules = case.rules_with(leaves)
     asked: dict[str, Any] = {name: True for name in along.answers if name not in ("output", "image", "groups")}
+    asked |= {"top": 2} if "top" in asked else {}
     asked |= {"image": (HEIGHT, WIDTH)} if "image" in along.answers else {}
     asked |= {"groups": case.labels()} if "groups" in along.answers else {}
-    seen = ch.AttentionMatrix(q, k, **rules).observe(v if "output" in along.answers else None, **asked)
-    found = {name: getattr(seen, name) for name in along.answers}
+    seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v if "output" in along.answers else None, **asked)
+    found = {name: seen.top.weights if name == "top" else getattr(seen, name) for name in along.answers}
     if "groups" in found:  # as many groups as the formulas have
         high, wide = found["groups"].shape[-2:]
         found["groups"] = torch.nn.functional.pad(found["groups"], (0, 4 - wide, 0, 3 - high))
@@ -196,6 +203,37 @@ def derivatives(along: Along) -> tuple[Named, Named]:
     )
 
 
+@on_every_engine(times=0.7, limits={"most": 5_000, "dtypes": (np.dtype(np.float64),)}, answers=some_of(DERIVED))
+def test_gradients_of_every_result(engine: str, case: Case, answers: list[str]):
+    along = Along(case, (), tuple(name for name in answers if name in engines.get(engine).STATISTICS) or ("output",))
+    found = []
+    for results in (partial(ours, along, engine=engine), along.results):
+        leaves = {name: x.double().requires_grad_() for name, x in tensors(along.inputs).items()}
+        answered = results(leaves)
+        up = [torch.from_numpy(x) for x in along.upstream[0].values()]
+        up = [torch.where(x.isfinite(), y, 0.0) for x, y in zip(answered, up, strict=True)]  # none of empty rows
+        grads = torch.autograd.grad(answered, list(leaves.values()), up, allow_unused=True)
+        found.append(
+            {name: torch.zeros_like(leaves[name]) if x is None else x for name, x in zip(leaves, grads, strict=True)}
+        )
+    for name, x in found[1].items():
+        close(found[0][name].detach().numpy(), x.detach().numpy(), name)
+
+
+def test_gradients_of_every_result_compiled():
+    x, labels = torch.from_numpy(normal(1, 4, 6, 3)).requires_grad_(), torch.arange(6) // 2 - 1
+    asked: dict[str, Any] = {"image": (2, 3), "groups": (labels, labels), "top": 2}
+    asked = {name: asked.get(name, True) for name in DERIVED if name != "output"}
+
+    def observed(x: Tensor) -> Tensor:
+        seen = ch.AttentionMatrix(x, x, softcap=2.0).observe(x, **asked)
+        results = [seen.output, seen.top.weights, *(getattr(seen, name) for name in asked if name != "top")]
+        return sum(result.square().sum() for result in results)
+
+    compiled = torch.compile(observed, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x)[0] for f in (compiled, observed)))
+
+
 @examples(0.3)
 @given(case=cases(dtypes=(np.dtype(np.float64),), most=5_000), **DRAWN)
 def test_tangents_of_every_result_and_gradient(case: Case, moving: list[str], answers: list[str], block: int):
@@ -227,7 +265,8 @@ def as_close_as_plain(result: Named, truth: Named, run: Callable[..., Named], dt
     runs = [run(torch.float32), *(run(spread=rounding / 2, draw=i) for i in (1, 2, 3))]
     for name in result.keys() & truth.keys():
         apart = [np.abs(x[name] - truth[name]).max(initial=0) for x in runs]
-        allowed = 20 * max(apart) + 4 * rounding * np.abs(truth[name]).max(initial=0) + 1e-7
+        last = max(rounding, float(ml_dtypes.finfo(result[name].dtype).eps))  # a bias may have fewer digits than q
+        allowed = 20 * max(apart) + 4 * last * np.abs(truth[name]).max(initial=0) + 1e-7
         np.testing.assert_allclose(np.asarray(result[name], np.float64), truth[name], 0, allowed, err_msg=name)
 
 
