@@ -14,15 +14,13 @@ import triton.language as tl
 from clearhead.engines.gpu.rules import LN2, distances, logits, score_grad
 from clearhead.engines.gpu.tiles import (
     indices,
-    key_block,
     log_weights,
     mixed,
-    over_keys,
-    over_queries,
+    over,
     product,
     program_strip,
-    query_block,
     store_rows,
+    tokens,
 )
 
 
@@ -69,7 +67,7 @@ def slopes(left, right, inputs, state, loss, rules, b, h, BY_KEYS: tl.constexpr,
 def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
     inputs, block, states, loss = job
-    queries = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
+    queries = tokens(inputs.q, inputs.g, strip.b, strip.h, start, rules.queries, sizes.N, sizes)
     p, by_score, visible = slopes(block, queries, inputs, states, loss, rules, strip.b, strip.h, True, MASKED, sizes)
     if loss is not None:
         by_k = mixed(by_k, by_score, visible, queries.x, MASKED, sizes.PRECISION)
@@ -85,9 +83,9 @@ def keys(inputs, rules, state, loss, out_k, out_v, sizes):
     Program (strip of keys × batch · heads). Without a loss there is no dK, without g no dV.
     """
     strip = program_strip(rules, rules.keys, sizes.M)
-    block = key_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    block = tokens(inputs.k, inputs.v, strip.b, strip.h, strip.first, rules.keys, sizes.M, sizes)
     sums = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
-    by_k, by_v = over_queries(_add_queries, sums, (inputs, block, state, loss), rules, strip, sizes)
+    by_k, by_v = over(_add_queries, sums, (inputs, block, state, loss), rules, strip, False, sizes)
     if loss is not None:
         store_rows(out_k, strip.line, strip.inside, by_k * tl.load(rules.scales + strip.h), sizes.d_k)
     if inputs.g is not None:
@@ -97,7 +95,7 @@ def keys(inputs, rules, state, loss, out_k, out_v, sizes):
 @triton.jit
 def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     inputs, block, states, loss = job
-    keys = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
+    keys = tokens(inputs.k, inputs.v, strip.b, strip.h, start, rules.keys, sizes.N, sizes)
     _, by_score, visible = slopes(block, keys, inputs, states, loss, rules, strip.b, strip.h, False, MASKED, sizes)
     return mixed(by_q, by_score, visible, keys.x, MASKED, sizes.PRECISION)
 
@@ -106,7 +104,7 @@ def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 def queries(inputs, rules, state, loss, out, sizes):
     """Compute dQ, likewise. Program (strip of queries × batch · heads)."""
     strip = program_strip(rules, rules.queries, sizes.M)
-    block = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    block = tokens(inputs.q, inputs.g, strip.b, strip.h, strip.first, rules.queries, sizes.M, sizes)
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
-    by_q = over_keys(_add_keys, by_q, (inputs, block, state, loss), rules, strip, sizes)
+    by_q = over(_add_keys, by_q, (inputs, block, state, loss), rules, strip, True, sizes)
     store_rows(out, strip.line, strip.inside, by_q * tl.load(rules.scales + strip.h), sizes.d_k)

@@ -211,34 +211,21 @@ def score_grad(by_logit, scores, rules, h):
 
 
 @triton.jit
-def key_range(rules, b, first, last, BLOCK: tl.constexpr):
+def visible_range(rules, b, first, last, KEYS: tl.constexpr, BLOCK: tl.constexpr):
     """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
 
     Keys in full_low..full_high are visible to all these queries. All four are multiples of BLOCK; queries past the end
-    do not count.
+    do not count. Without KEYS it is the range of the queries that may see keys first..last. Nothing is full where
+    content decides.
     """
-    strip = rules.queries, rules.rows, rules.row_step, rules.query_lengths
-    other = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
-    shift = tl.load(rules.offset + b) - rules.cols
-    return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK)
-
-
-@triton.jit
-def query_range(rules, b, first, last, BLOCK: tl.constexpr):
-    """As key_range, for the queries that may see keys first..last."""
-    strip = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
-    other = rules.queries, rules.rows, rules.row_step, rules.query_lengths
-    shift = -tl.load(rules.offset + b) - rules.rows
-    return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK)
-
-
-@triton.jit
-def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr):
-    """The range of the other side for a strip's first..last, whose positions `shift` makes the other's indices.
-
-    A side is its number of queries or keys, the first one's position, the step, and the lengths. The range reaches from
-    `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
-    """
+    queries = rules.queries, rules.rows, rules.row_step, rules.query_lengths
+    keys = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
+    offset = tl.load(rules.offset + b)
+    # `shift` makes positions of the strip first..last the other's indices, which reach from `before` to `after` them
+    if KEYS:
+        strip, other, shift, before, after = queries, keys, offset - rules.cols, rules.left, rules.right
+    else:
+        strip, other, shift, before, after = keys, queries, -offset - rules.rows, rules.right, rules.left
     strip_size, strip_start, strip_step, strip_lengths = strip
     size, start, step, lengths = other
     stop = tl.cdiv(size, BLOCK) * BLOCK
