@@ -44,7 +44,7 @@ def observed(name: str, asked: Any = True) -> Path:
     return answer
 
 
-PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula; test_recomputed.py has all inputs and statistics
+PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula; test_gradients.py has all inputs and statistics
     "attention": (lambda x: ch.attention(x, x, x, causal=True), lambda x: weights(x, x, causal=True) @ x),
     "A @ v for all heads": (lambda x: ch.AttentionMatrix(x, x) @ x[0, 0], lambda x: weights(x, x) @ x[0, 0]),
     "A.T @ g": (lambda x: ch.AttentionMatrix(x, x).T @ x, lambda x: weights(x, x).transpose(-1, -2) @ x),
