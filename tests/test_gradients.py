@@ -22,7 +22,7 @@ from clearhead.core.statistics import STATISTICS, Groups, smooth
 from clearhead.derivatives import backward, recomputed
 from clearhead.errors import EngineError
 from formula import formula
-from problems import Case, cases, each_engine, examples, on_every_engine
+from problems import Case, cases, each_engine, every_rule, examples, on_every_engine
 from programs import python
 from seeds import normal
 
@@ -244,6 +244,15 @@ def check(engine: str, case: Case, answers: list[str]) -> None:
 @on_every_engine(limits={"most": 20_000}, answers=some_of(DERIVED))
 def test_gradients_of_every_result(engine: str, case: Case, answers: list[str]):
     check(engine, case, answers)
+
+
+@every_engine
+@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
+def test_the_gradient_of_one_result_under_all_rules(engine: str, name: str, left_out: str):
+    q, k, v = (normal(2, 2, *size) for size in ((4, 9, 5), (2, 8, 5), (2, 8, 3)))
+    rules = {one: value for one, value in every_rule((2, 2), 4, 9, 8).items() if one not in left_out.split()}
+    check(engine, Case(q, k, v, rules, 0), [name])
 
 
 @every_engine
