@@ -20,7 +20,6 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native, state_of
 from clearhead.engines.base import Upstream
 from clearhead.errors import SizeError
-from error_texts import passes_of
 from problems import examples, of_tiers
 from programs import python
 
@@ -93,32 +92,6 @@ def test_received_beside_an_output_is_that_alone(place: str, large: float) -> No
     np.testing.assert_allclose(make().observe(v, received=True).received, alone, rtol=2e-5, atol=1e-6)
     assert np.isnan(alone).any() == (not np.isfinite(large))
     assert np.isfinite(alone[0, 1, 151:]).all() or place == "k"
-
-
-@pytest.mark.parametrize(
-    ("asked", "passes"),
-    [
-        ({"received": True, "entropy": True, "logsumexp": True, "top": 8}, ["rows"]),
-        ({"received": True, "entropy": True, "peak": True, "image": (8, 8)}, ["rows", "columns"]),
-        ({"received": True}, ["columns"]),
-    ],
-)
-def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
-    asked: dict[str, Any], passes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q, k, v = (normal(1, 2, 300, 32) for i in range(3))
-    values = None if set(asked) == {"received"} else v
-    A = ch.AttentionMatrix(q, k, engine="native")
-    A.logsumexp()
-    taken = passes_of(native, monkeypatch, "rows", "columns")
-    used = A.observe(values, **asked)
-    assert taken == passes
-    taken.clear()
-    fresh = ch.AttentionMatrix(q, k, engine="native").observe(values, **asked)
-    assert len(taken) >= len(passes)
-    for name in asked:
-        for a, b in zip(*(np.atleast_1d(getattr(seen, name)) for seen in (used, fresh)), strict=True):
-            same(a, b)
 
 
 @pytest.mark.parametrize("window", [None, (101, None)])
