@@ -43,7 +43,7 @@ class Along:
         problem = self.case.problem
         queries, keys = self.case.labels()
         wide = np.broadcast_to(keys, (problem.batch, problem.keys))
-        return Groups(queries.reshape(problem.batch, problem.queries), wide, (3, 4))
+        return queries.reshape(problem.batch, problem.queries), wide, (3, 4)
 
     @cached_property
     def inputs(self) -> dict[str, Array]:
@@ -75,7 +75,7 @@ class Along:
         result["image"] = sides[0] @ weights @ sides[1].T
         member = [
             torch.from_numpy((x[:, None, :, None] == np.arange(count)).astype(np.float64)).to(weights.dtype)
-            for x, count in zip(self.groups[:2], self.groups.counts, strict=True)
+            for x, count in zip(self.groups[:2], self.groups[2], strict=True)
         ]
         result["groups"] = member[0].transpose(-1, -2) @ weights @ member[1]
         return tuple(result[name] for name in self.answers)
