@@ -22,7 +22,7 @@ from clearhead.digits import fixed, percent, significant
 from clearhead.report.console import folded
 from clearhead.spelling import breaks
 from clearhead.textbook.trace import TokenTrace
-from clearhead.watching.effects import Head, Summary
+from clearhead.watching.effects import HEADS, Head, Lines
 from clearhead.words import REPORTS, of_locale, table
 
 ROOT = Path(__file__).parent.parent
@@ -191,7 +191,7 @@ def test_nonfinite_numbers_are_printed_by_name():
 
 @given(st.floats(1e-12, 1e-3))
 def test_reports_of_heads_and_tokens_print_small_weights(weight):
-    said = str(Summary([Head("0", 0, weight, weight, weight, 1.0, weight)]))
+    said = str(Lines([Head("0", 0, weight, weight, weight, 1.0, weight)], "summary table", HEADS))
     sink, previous, local, _, entropy = said.splitlines()[1].split()[2:]
     for text in (sink, previous, local, entropy):
         assert_says(text, weight)

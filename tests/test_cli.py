@@ -230,7 +230,7 @@ REFUSED = {  # commands, and what each is refused with
     "scale --widths 1,x": "--widths is '1,x'",
     "shapes n=3 n=4": "n is given twice.",
     "view": "--text-file",
-    "view none.safetensors": "does not exist",
+    "view --text-file none.txt": "does not exist",
 }
 EDITS = {
     "--cut on": "expected QUERIES>KEYS",

@@ -222,7 +222,7 @@ def test_invalid_options_and_matrices_have_no_page(q, wish, error, words, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
+def test_a_watched_model_is_saved_as_a_page(tmp_path):
     torch = pytest.importorskip("torch")
     from watched import build
 
@@ -235,12 +235,6 @@ def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
     assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[], [0]]
     assert header["language"] == "zh"
     assert header["runs"][0]["tokens"] == [str(token) for token in range(12)]
-    seen.save(tmp_path / "seen.safetensors")
-    assert ch.load(tmp_path / "seen.safetensors").to_html(language="zh", exact=[(1, 0)]) == seen.to_html(
-        language="zh", exact=[(1, 0)]
-    )
-    with pytest.raises(RuleError, match="exact is for a page"):
-        seen.save(tmp_path / "seen.safetensors", exact=[])
     with torch.no_grad(), ch.watch(model, keep=False) as nothing:
         model(torch.arange(12)[None])
     with pytest.raises(RuleError, match="without its queries"):

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save, save_file
 
-import clearhead as ch
 import seeds
 from clearhead.cli import main
 from clearhead.core import files, room
@@ -29,15 +28,13 @@ from clearhead.explaining.steps import steps_of_text
 from clearhead.models.finding import load_model as find
 from clearhead.models.model import load
 from clearhead.textbook.case_file import numbers, precision, read, value_of
-from clearhead.watching import saved
-from clearhead.watching.layer import Layer
 from diagnosing import EXAMPLE
 from terminal import call
 from test_saving import somebody_else
 
 SHIPPED = Path(str(resources("clearhead") / "models" / "rhymes"))
 DEEP = "[" * 100_000 + "]" * 100_000
-READERS: list[Callable[[Path], Any]] = [check_file, diagnose_file, ch.load, load]
+READERS: list[Callable[[Path], Any]] = [check_file, diagnose_file, load]
 
 
 def case(**values: object) -> str:
@@ -167,7 +164,7 @@ TENSORS = {"q": np.eye(2), "k": np.eye(2), "v": np.eye(2)}
 def test_damaged_safetensors_are_refused(tmp_path: Path, data: bytes):
     place = tmp_path / "case.safetensors"
     place.write_bytes(data)
-    for reader in (check_file, diagnose_file, ch.load):
+    for reader in (check_file, diagnose_file):
         with pytest.raises(FileError, match="is not a whole safetensors file"):
             reader(place)
 
@@ -176,19 +173,13 @@ def test_deeply_nested_metadata_is_refused(tmp_path: Path):
     save_file(TENSORS, tmp_path / "case.safetensors", metadata={"causal": DEEP})
     with pytest.raises(ClearheadError, match="causal is"):
         check_file(tmp_path / "case.safetensors")
-    save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": DEEP})
-    with pytest.raises(FileError, match="too deeply"):
-        ch.load(tmp_path / "seen.safetensors")
-    save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": '{"layers": []'})
-    with pytest.raises(FileError, match="is not valid JSON"):
-        ch.load(tmp_path / "seen.safetensors")
 
 
 def test_paths_that_lead_to_no_file_are_refused(tmp_path: Path):
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "loop.json").symlink_to("loop.json")
     (tmp_path / "file").write_bytes(b"")
-    for reader in (check_file, diagnose_file, ch.load):
+    for reader in (check_file, diagnose_file):
         for name, words in {
             "folder.npz": "Is a directory",
             "loop.json": "Too many levels of symbolic links",
@@ -243,19 +234,15 @@ def test_damaged_weights_are_reported(tmp_path: Path, value: float):
         steps_of_text("humpty dumpty", load(place))
 
 
-def originals(place: Path) -> list[tuple[Path, Callable[[Path], Any]]]:
-    """One whole file of each kind, with its reader."""
+def originals(place: Path) -> list[Path]:
+    """One whole file of each kind."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 8)).round(3)
     arrays = {"q": q, "k": k, "v": v, "theirs": q @ k.swapaxes(-1, -2)}
     rules = {"causal": True, "window": [2, 0], "scale": 0.5, "sinks": [0.1, 0.2], "stage": "scores"}
     (place / "case.json").write_text(json.dumps({n: x.tolist() for n, x in arrays.items()} | rules))
     np.savez_compressed(place / "case.npz", **arrays, stage="scores")
     save_file(arrays, place / "case.safetensors", metadata={"causal": "true", "stage": "scores", "window": "[2, 0]"})
-    seen = ch.AttentionMatrix(q[None], k[None], causal=True).observe(logsumexp=True, entropy=True, top=2)
-    layer = Layer("0", "h.0", (0, 1), seen, {"causal": True}, q[None], k[None])
-    saved.write(place / "seen.safetensors", [layer], {"model": "m", "tokens": [list("abcd")], "source_tokens": []})
-    readers = {"seen.safetensors": ch.load}
-    return [(path, readers.get(path.name, diagnose_file)) for path in sorted(place.iterdir())]
+    return sorted(place.iterdir())
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.long)])
@@ -264,8 +251,8 @@ def test_damaged_files_give_a_result_or_a_library_error(tmp_path: Path, count: i
     rng, damaged = seeds.fresh(), tmp_path / "damaged"
     (tmp_path / "whole").mkdir()
     damaged.mkdir()
-    for path, reader in originals(tmp_path / "whole"):
-        reader(path)  # undamaged it is right
+    for path in originals(tmp_path / "whole"):
+        diagnose_file(path)  # undamaged it is right
         whole = path.read_bytes()
         for _ in range(count):
             data = bytearray(whole)
@@ -275,7 +262,7 @@ def test_damaged_files_give_a_result_or_a_library_error(tmp_path: Path, count: i
                 data[at : at + size * rng.integers(0, 2)] = new[rng.integers(len(new))]
             (damaged / path.name).write_bytes(data[: None if rng.integers(4) else int(rng.integers(len(data) + 1))])
             with suppress(ClearheadError):
-                reader(damaged / path.name)
+                diagnose_file(damaged / path.name)
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e308"])

@@ -290,4 +290,4 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
 def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} cannot be used" in refused("view", tmp_path / "none.safetensors", "--port", port)
+        assert f"port {port} cannot be used" in refused("view", "--text-file", tmp_path / "none.txt", "--port", port)

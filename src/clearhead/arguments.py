@@ -139,7 +139,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "diagnose": {"file": _FILE, "--json": _FILE},
     "view": {
-        "source": _text("FILE|MODEL", nargs="?"),
+        "model": _text("MODEL", nargs="?"),
         "--text-file": _FILE,
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,

@@ -236,8 +236,10 @@ def _view(options: argparse.Namespace) -> int:
             webbrowser.open(address)
 
     with server.listen(options.port) as listening:
-        runs = _viewed(options)
-        document = _document(options, runs, options.text_file or options.source, served=True)
+        if options.text_file is None:
+            raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
+        runs = [_ran(options.model, read_text(options.text_file))]
+        document = _document(options, runs, options.text_file, served=True)
         with suppress(KeyboardInterrupt):  # the way to end it
             server.serve(document, runs, say, listening)
     return 0
@@ -257,18 +259,6 @@ def _ran(model: str | None, text: str) -> "ShownRun":
     from clearhead.models.finding import load_model
 
     return shown_run(load_model(model), text, partial(progress, what="layers"))
-
-
-def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
-    """The runs to show: a text through a model, or a file that `seen.save` wrote."""
-    if options.text_file is not None:
-        return [_ran(options.source, read_text(options.text_file))]
-    if options.source is None:
-        raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
-    from clearhead.view.display import run_of
-    from clearhead.watching.seen import load
-
-    return [run_of(load(options.source))]
 
 
 def _lesson(options: argparse.Namespace) -> int:

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.changing.change import change
-from clearhead.changing.edits import scaled
+from clearhead.changing.edits import change, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file

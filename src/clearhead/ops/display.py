@@ -58,8 +58,9 @@ class Display:
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
         exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
-        option; ShapeError for tokens of another length or v of another shape; RuleError for v where a run was watched.
-        O(queries·keys·d_k) time for every head.
+        option; ShapeError for tokens of another length or v of another shape; RuleError for v where a run was watched,
+        and for a run that was watched with keep=False. O(queries·keys·d_k) time for every head.
+        With causes=True and a backward pass, the page of a run can show contributions and cuts in place of weights.
         """
         load("view.page").write(path, lambda: self.document(**options))
 

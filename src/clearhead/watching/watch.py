@@ -16,8 +16,8 @@ from clearhead.core.rules import with_options
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import RuleError, shown
 from clearhead.loading import load
+from clearhead.watching.naming import LAYERS, read_heads
 from clearhead.watching.pieces import check_tokenizer
-from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
 
 
