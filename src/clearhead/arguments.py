@@ -102,8 +102,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "explain": {
         "text": {"metavar": "TEXT", "nargs": "?"},
         "--file": _FILE,
-        "--exact": _text("L.H,…"),
-        "--dtype": _text("NAME"),
         "--chat": _text("MESSAGE"),
         "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
@@ -155,7 +153,6 @@ _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
 _EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
-_EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
     ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
@@ -165,10 +162,8 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),
     ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
-    (f"{_ANY} exact|dtype", "", _LONE, "leave --{name} out."),
     (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
-    ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
@@ -246,15 +241,6 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
         if name not in _IN_ENGLISH:
             command.add_argument("--lang", choices=LANGUAGES, default=argparse.SUPPRESS)
     return parser
-
-
-def pairs(text: str) -> list[tuple[str, int]]:
-    """Pairs of layer and head from text such as 3.5,7.0. Raises FileError."""
-    try:
-        parts = [part.rpartition(".") for part in text.split(",")]
-        return [(layer, int(head)) for layer, _, head in parts]
-    except ValueError:
-        raise FileError(f"--exact is {text!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
 
 
 def numbers(name: str, text: str) -> list[int]:

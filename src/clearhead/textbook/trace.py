@@ -186,8 +186,7 @@ class Trace:
             lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
             lambda: images.png(weights[0, 0], hidden[0, 0]),
         )
-        outputs = notebook.bundle(str(self), [self.to_html], *pictures, weights.size)
-        return {kind: output for kind, output in outputs.items() if output}
+        return notebook.bundle(str(self), self.to_html(), *pictures, weights.size)
 
     @np.errstate(invalid="ignore", over="ignore")
     def token(self, query: int) -> TokenTrace:

@@ -5,7 +5,7 @@ No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style
 
 import os
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -17,25 +17,22 @@ MOST_CELLS = 32 * 32  # the picture of a larger matrix has pixels
 MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
 
 
-def bundle(
-    text: str, pages: Sequence[Callable[[], str]], svg: Callable[[], str], png: Callable[[], bytes], cells: int
-) -> dict[str, str]:
-    """The MIME bundle: text, an SVG of few cells or a PNG of more, and the first page that is not too large."""
+def bundle(text: str, whole: str, svg: Callable[[], str], png: Callable[[], bytes], cells: int) -> dict[str, str]:
+    """The MIME bundle: text, an SVG of few cells or a PNG of more, and the page if it is not too large.
+
+    whole     the page; "" where there is none
+    """
     outputs = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
         outputs["image/svg+xml"] = svg()
     elif cells:
         outputs["image/png"] = b64encode(png()).decode()
-    said = ""
-    for written in pages:
-        whole = written()
-        if len(whole) <= MOST_BYTES:
-            return outputs | {"text/html": said + framed(whole)}
-        size = len(whole) / 2**20
-        said = said or (
-            f"<p>The page with every weight has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
-        )
-    return outputs | {"text/html": said}
+    if not whole:
+        return outputs
+    if len(whole) <= MOST_BYTES:
+        return outputs | {"text/html": framed(whole)}
+    said = f"The page has {len(whole) / 2**20:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it."
+    return outputs | {"text/html": f"<p>{said}</p>"}
 
 
 class Framing:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
 
 Layers = Iterable[int | str] | None  # None is all
+
+_NAMES: dict[str, Literal["tokens", "sources", ""]] = {"own": "tokens", "source": "sources", "": ""}
 
 
 @dataclass(eq=False)
@@ -189,13 +191,13 @@ class Seen(Run, Display):
         """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
 
         For a page:
-        exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-        dtype     "float16" or "bfloat16" store q, k and v in less memory; None keeps their dtype
         batch, beside (a second run to compare with), language ("en", "zh"), title
-        Where `watch` kept values, a weight's arithmetic goes on to the output, if the page stays below 16 MB with v.
-        With causes=True and a backward pass, the page can show contributions and cuts in place of weights.
-        Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
-        page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
+        It has at most 6 MB: the numbers of all heads where they fit, else of the first ones, and pictures of the others
+        (`seen.matrix(3).part(0, 5).save` for another head, `clearhead view` for all).
+        Where `watch` kept values, a weight's arithmetic goes on to the output. With causes=True and a backward pass,
+        the page can show contributions and cuts in place of weights.
+        Raises FileError where the file cannot be written, UnknownNameError for another option, RuleError for a page
+        where `watch` had keep=False.
         """
         name, suffix = Path(read_path(path)).name, Path(path).suffix.lower()
         if suffix in (".html", ".htm"):
@@ -228,15 +230,16 @@ class Seen(Run, Display):
                 g = layer.g
             except RuleError:  # there is none yet
                 g = None
-            arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
-            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
+            v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
+            sides = padding, layer.cross, layer.note, v, g, _NAMES[self._text_of(layer.name)]
+            results.append(ShownLayer(layer.name, layer.heads, part, *sides))
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
         known = (
             np.flatnonzero(x.padding[0]).tolist()
             for x in results
-            if x.padding is not None and not x.cross and self._text_of(x.name) == "own"
+            if x.padding is not None and not x.cross and x.text == "tokens"
         )
         return ShownRun(
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
