@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.cli import main
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import RuleError, SelectionError
-from clearhead.view import images, long, notebook, pooling
+from clearhead.view import images, long, page, pooling
 from clearhead.view.pooling import tile
 from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
@@ -249,7 +249,7 @@ def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
 
 def test_a_notebook_shows_a_page_of_fewer_heads(monkeypatch):
     part = matrix(300, heads=6, kv=6, d=64, causal=True)
-    monkeypatch.setattr(notebook, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(page, "MOST_BYTES", 400_000)
     shown = part._repr_mimebundle_()["text/html"]
     assert len(part.to_html()) > 400_000
     assert "<iframe" in shown

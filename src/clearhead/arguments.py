@@ -5,7 +5,7 @@ import sys
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from clearhead.errors import FileError, expected
+from clearhead.errors import FileError
 from clearhead.report.streams import can_show, complain
 from clearhead.spelling import breaks, cells
 from clearhead.version import __version__
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; argparse would print the usage before it."""
-        complain(self.prog, f"{message}.", f"{self.prog} --help shows examples.")
+        complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -87,6 +87,14 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
 
 
+def _numbers(text: str) -> list[int]:
+    """Whole numbers with commas, such as 1,8."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, such as 1,8, not {text[:30]!r}")
+    return [int(part) for part in parts]
+
+
 def _text(metavar: str, **more: Any) -> dict[str, Any]:
     return {"type": _name, "metavar": metavar, **more}
 
@@ -126,7 +134,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         **_RESULTS,
     },
     "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
-    "scale": {"--widths": _text("N,N,…"), "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
+    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
     "learn": {"--step": _WHOLE, **_RESULTS},
     "trace": {
         "file": {**_FILE, "nargs": "?"},
@@ -241,14 +249,6 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
         if name not in _IN_ENGLISH:
             command.add_argument("--lang", choices=LANGUAGES, default=argparse.SUPPRESS)
     return parser
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers from text such as 1,8. Raises FileError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-        raise FileError(expected(name, text, "whole numbers with commas"), f"{name} 1,8")
-    return [int(part) for part in parts]
 
 
 def columns(text: str) -> int:

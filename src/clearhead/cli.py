@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
         _check_targets(options)
         return _COMMANDS[options.command](options)
     except ClearheadError as error:
-        streams.complain(f"clearhead {options.command}", error.what, error.hint)
+        streams.complain(f"clearhead {options.command}", error.one_line())
     except MemoryError:
         streams.complain(f"clearhead {options.command}", "there is not enough memory for this.")
     return 2
@@ -273,8 +273,6 @@ def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
 def _lesson(options: argparse.Namespace) -> int:
     from clearhead.report import lessons
 
-    if options.command == "scale" and options.widths is not None:
-        options.widths = arguments.numbers("--widths", options.widths)
     return {"shapes": lessons.shapes, "scale": lessons.scale, "learn": lessons.learn}[options.command](options)
 
 

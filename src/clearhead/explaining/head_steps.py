@@ -28,7 +28,7 @@ from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
 from clearhead.view.long import ROOM, characters, fitting, pixels_of
-from clearhead.view.notebook import Framing
+from clearhead.view.page import Framing
 from clearhead.words import Language, say
 
 _LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight

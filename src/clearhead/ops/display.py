@@ -42,7 +42,7 @@ class Display:
     @with_options
     def show(self, **options: Unpack[Page]) -> Any:
         """The whole page in a notebook's cell, which keeps all of it. Options and errors as `save`."""
-        return load("view.notebook").Framed(self.to_html(**options))
+        return load("view.page").Framed(self.to_html(**options))
 
     @with_options
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:

@@ -1,4 +1,7 @@
-"""Makes pages, notebook output and pictures of the objects that hold attention matrices (ops/display.py)."""
+"""Makes pages, notebook output and pictures of the objects that hold attention matrices (ops/display.py).
+
+Plans, strongest edges and matrices of effects are small tables in a notebook, in the locale's language.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,15 +16,19 @@ from clearhead.core import visibility
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import layer_name, whole_number
+from clearhead.core.statistics import Strongest
+from clearhead.digits import significant
 from clearhead.errors import DtypeError, SelectionError, check_known, shown
+from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.display import Display, Page
-from clearhead.tables import QUICK
-from clearhead.view import images, notebook, page
+from clearhead.tables import QUICK, Table, html
+from clearhead.view import images, page
 from clearhead.view.container import Document
 from clearhead.view.head_summary import first_key
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 from clearhead.view.pooling import pictures
+from clearhead.words import Language, of_locale, say
 
 SVG_SIDE, PNG_SIDE = 64, 512  # larger matrices are pooled to so many pixels a side
 
@@ -70,8 +77,8 @@ def bundle_of(seen: Display) -> dict[str, str]:
     place = first.heads[0], first.name or 0, 0
     svg = partial(svg_of, seen, *place, None, None)
     png = partial(png_of, seen, *place, max(1, PNG_SIDE // max(sides)))
-    written = page.html(document([run], run.name, room=notebook.MOST_BYTES / 2))
-    return notebook.bundle(str(seen), written, svg, png, prod(sides))
+    written = page.html(document([run], run.name, room=page.MOST_BYTES / 2))
+    return page.bundle(str(seen), written, svg, png, prod(sides))
 
 
 def _cells(
@@ -137,3 +144,34 @@ def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequ
     n, m = layer.matrix.shape[-2:]
     rows = texts[start : start + n]
     return (rows, cols) if len(rows) == n and len(cols) == m else (None, None)
+
+
+def html_of(of: Any) -> str:
+    """The tables of an object as HTML."""
+    language = of_locale()
+    return html(language, tables(of, language))
+
+
+def tables(of: Any, language: Language) -> list[Table]:
+    """The tables of an object."""
+    if isinstance(of, Strongest):
+        return [_strongest(of, say(language, "strongest table"), language)]
+    if isinstance(of, EffectMatrix):
+        heading = say(language, f"{of.kind} table")
+        if 0 < of.size <= QUICK:
+            return [_strongest(of.strongest(10), heading, language)._replace(notes=[repr(of)])]
+        more = [say(language, "too many", hint="E.strongest(10)")] if of.size else []
+        return [Table(heading, notes=[repr(of), *more])]
+    rows = [(name, reason) for name, reasons in of.reasons.items() for reason in reasons]
+    rows.append((of.engine, say(language, "plan takes")))
+    columns = [say(language, f"column {name}") for name in ("engine", "reason")]
+    heading = say(language, "plan table", engine=of.engine)
+    return [Table(heading, columns, rows, notes=[of.experimental] if of.experimental else [])]
+
+
+def _strongest(edges: Strongest, heading: str, language: Language) -> Table:
+    """A row for each edge."""
+    columns = [as_host_array(x, name)[0].tolist() for name, x in edges._asdict().items()]
+    rows = [(*map(str, edge), significant(value, 4)) for *edge, value in zip(*columns, strict=True)]
+    names = [say(language, f"column {name}") for name in edges._fields]
+    return Table(heading, names, rows, [-value for value in columns[-1]])
