@@ -328,7 +328,12 @@ def test_a_page_of_a_batch_says_which_text_and_what_of_it_is_padding(padding: st
         seen.to_svg(batch=9)
 
 
-def test_an_encoders_padding_is_not_that_of_the_decoders_tokens():
+def test_an_encoders_layers_have_its_own_tokens_and_padding():
     seen = seen_of(build("t5"), inputs("t5", "right"))
     assert seen.layer(seen.layers[0]).padding.any()
-    assert seen.document().header["runs"][0]["pads"] == []
+    run = seen.document().header["runs"][0]
+    assert run["pads"] == []
+    for layer in run["layers"]:
+        assert layer["text"] == ("sources" if layer["name"].startswith("encoder") else "tokens")
+        assert len(run[layer["text"]]) == layer["queries"]
+    assert f">{run['sources'][1]}</text>" in seen.to_svg(layer="encoder.0.self")

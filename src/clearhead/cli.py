@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
         _check_targets(options)
         return _COMMANDS[options.command](options)
     except ClearheadError as error:
-        streams.complain(f"clearhead {options.command}", error.what, error.hint)
+        streams.complain(f"clearhead {options.command}", error.one_line())
     except MemoryError:
         streams.complain(f"clearhead {options.command}", "there is not enough memory for this.")
     return 2
@@ -210,9 +210,8 @@ def _long_page(options: argparse.Namespace) -> int:
     """Write every head of a whole text as one page."""
     from clearhead.view import page
 
-    exact = None if options.exact is None else arguments.pairs(options.exact)
     run = _ran(options.model, options.text)
-    data = page.encoded(_document(options, [run], options.file, exact=exact, dtype=options.dtype))
+    data = page.encoded(_document(options, [run], options.file))
     write_whole(options.html, data)
     heads, tokens = sum(len(layer.heads) for layer in run.layers), len(run.tokens or ())
     sizes = {"layers": len(run.layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
@@ -245,12 +244,12 @@ def _view(options: argparse.Namespace) -> int:
     return 0
 
 
-def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **wish: Any) -> Any:
+def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *, served: bool = False) -> Any:
     """The document of a page of every head; its title is the file's name, bytes that are not UTF-8 replaced."""
-    from clearhead.view.long import PageOptions, document
+    from clearhead.view.long import document
 
     title = Path(path).name.encode("utf-8", "replace").decode("utf-8")
-    return document(runs, PageOptions(title, options.lang, **wish), lambda layers: progress(layers, "heads"))
+    return document(runs, title, options.lang, served=served, each=partial(progress, what="heads"))
 
 
 def _ran(model: str | None, text: str) -> "ShownRun":
@@ -264,8 +263,6 @@ def _ran(model: str | None, text: str) -> "ShownRun":
 def _lesson(options: argparse.Namespace) -> int:
     from clearhead.report import lessons
 
-    if options.command == "scale" and options.widths is not None:
-        options.widths = arguments.numbers("--widths", options.widths)
     return {"shapes": lessons.shapes, "scale": lessons.scale, "learn": lessons.learn}[options.command](options)
 
 

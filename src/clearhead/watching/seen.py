@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from clearhead.watching.naming import ModulePath, text_of
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
+
+_NAMES: dict[str, Literal["tokens", "sources", ""]] = {"own": "tokens", "source": "sources", "": ""}
 
 
 @dataclass(eq=False)
@@ -201,15 +203,16 @@ class Seen(Display):
                 g = layer.g
             except RuleError:  # there is none yet
                 g = None
-            arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
-            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
+            v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
+            sides = padding, layer.cross, layer.note, v, g, _NAMES[self._text_of(layer.name)]
+            results.append(ShownLayer(layer.name, layer.heads, part, *sides))
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
         known = (
             np.flatnonzero(x.padding[0]).tolist()
             for x in results
-            if x.padding is not None and not x.cross and self._text_of(x.name) == "own"
+            if x.padding is not None and not x.cross and x.text == "tokens"
         )
         return ShownRun(
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
