@@ -27,9 +27,9 @@ class ByHand:
     outputs: Sequence[Callable[[Tensor], Tensor]] = ()  # of (batch, heads, queries, d_v)
     layer: Callable[[str], bool] = lambda path: True
     weights: dict[str, Tensor] = field(default_factory=dict)  # of another run, by path
-    values: dict[str, Tensor] = field(default_factory=dict)
-    heads: Sequence[int] | None = None  # of weights and values
-    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this run's weights and values
+    heads: Sequence[int] | None = None  # of these weights
+    kept: dict[str, Tensor] = field(default_factory=dict)  # this run's weights
+    made: list[Tensor] = field(default_factory=list)  # and its outputs, (batch, heads, queries, d_v), unchanged
     paths: dict[Any, str] = field(default_factory=dict)
 
 
@@ -84,11 +84,9 @@ def attend(
     if acts and path in _now.weights:
         weights = weights.clone()
         weights[:, chosen] = _now.weights[path][:, chosen]
-    if acts and path in _now.values:
-        value = value.clone()
-        value[:, chosen] = _now.values[path][:, chosen]
-    _now.kept[path] = weights, value
+    _now.kept[path] = weights
     output = weights @ value
+    _now.made.append(output)
     for change in _now.outputs if acts else ():
         output = change(output)
     return output.to(query.dtype).transpose(1, 2).contiguous(), None

@@ -74,24 +74,13 @@ COMPOSED: dict[str, Callable[[Function, Tensors], Any]] = {
     "vmap of jvp over tangents": lambda f, x: vmap(forward(f, len(x)), (*[None] * len(x), *[0] * len(x)))(
         *x, *drawn(x, 3)
     ),
-    "vmap of vjp of vjp": lambda f, x: vmap(lambda *y: vjp(backward(f, len(x)), *y[: len(x) + 1])[1](y[len(x) + 1 :]))(
-        *_many(f, x), *drawn(x, 3)
-    ),
     "vmap of jvp of vjp": lambda f, x: vmap(lambda *y: jvp(backward(f, len(x)), y[: len(x) + 1], y[len(x) + 1 :]))(
         *_many(f, x), *drawn(_many(f, x))
     ),
     "vjp of vmap": lambda f, x: backward(vmap(f), len(x))(*_many(f, x)),
     "jvp of vmap": lambda f, x: jvp(vmap(f), drawn(x, 3), drawn(x, 3, 1)),
-    "jvp of vjp of vmap": lambda f, x: jvp(backward(vmap(f), len(x)), _many(f, x), drawn(_many(f, x))),
-    "vjp of vjp of vmap": lambda f, x: vjp(backward(vmap(f), len(x)), *_many(f, x))[1](drawn(x, 3, 4)),
-    "vjp of vmap of jvp": lambda f, x: vjp(vmap(forward(f, len(x))), *drawn(x, 3), *drawn(x, 3, 1))[1](
-        tuple(drawn([f(*x)], 3) * 2)
-    ),
-    "vmap of vmap of vjp": lambda f, x: vmap(vmap(backward(f, len(x))))(*(torch.stack([y, -y]) for y in _many(f, x))),
     "hessian": lambda f, x: hessian(loss(f), each(x))(*x),
     "jacfwd": lambda f, x: jacfwd(f, each(x))(*x),
     "jacrev": lambda f, x: jacrev(f, each(x))(*x),
-    "jacrev of jacrev": lambda f, x: jacrev(jacrev(loss(f), each(x)), each(x))(*x),
-    "jacrev of jacfwd": lambda f, x: jacrev(jacfwd(loss(f)))(*x),
     "grad of grad": lambda f, x: grad(lambda *y: all_of(f, y), each(x))(*x),
 }

@@ -21,7 +21,7 @@ def matrix(n, m=None, heads=H, kv=KV, d=D, dtype=np.float32, seed=1, **rules):
 
 def document_of(part, tokens=None, **wish):
     run = long.ShownRun("run", [long.ShownLayer("0", range(part.shape[1]), part.part(0))], tokens)
-    return long.document([run], long.PageOptions(**wish))
+    return long.document([run], **wish)
 
 
 def two_layers():

@@ -6,6 +6,7 @@ Every result must have the bits that one thread gives.
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
 
@@ -37,11 +38,7 @@ def questions() -> list[Ask]:
 
 def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
     inputs = describe(q, k, k, rules)
-
-    def ask() -> list[Array]:
-        return list(native.rows(inputs, want).values())
-
-    return ask
+    return lambda: list(native.rows(inputs, want).values())
 
 
 def ask_rest(q: Array, k: Array) -> Ask:
@@ -60,20 +57,13 @@ def ask_rest(q: Array, k: Array) -> Ask:
 
 def stress(calls: int, callers: int = 4) -> int:
     """How many of the calls gave other bits while another thread set 1, 2 and 64 threads in turn."""
-    before = ch.get_num_threads()
+    before, done = ch.get_num_threads(), threading.Event()
     ch.set_num_threads(1)
     asked = [(ask, ask()) for ask in questions()]
-    wrong, errors, done = [0] * callers, [], threading.Event()
 
-    def call(caller: int) -> None:
-        try:
-            for i in range(caller, calls, callers):
-                ask, truth = asked[i // callers % len(asked)]
-                same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ask(), truth, strict=True))
-                wrong[caller] += not same
-        except BaseException as error:
-            errors.append(error)
-            raise
+    def wrong(number: int) -> bool:
+        ask, truth = asked[number // callers % len(asked)]
+        return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ask(), truth, strict=True))
 
     def change() -> None:
         for count in cycle((1, 2, 64)):
@@ -81,18 +71,15 @@ def stress(calls: int, callers: int = 4) -> int:
             if done.wait(0.0001):
                 return
 
-    crowd = [threading.Thread(target=call, args=(caller,)) for caller in range(callers)]
     changer = threading.Thread(target=change)
-    for one in (*crowd, changer):
-        one.start()
-    for one in crowd:
-        one.join()
-    done.set()
-    changer.join()
-    ch.set_num_threads(before)
-    if errors:
-        raise errors[0]
-    return sum(wrong)
+    changer.start()
+    try:
+        with ThreadPoolExecutor(callers) as crowd:
+            return sum(crowd.map(wrong, range(calls)))
+    finally:
+        done.set()
+        changer.join()
+        ch.set_num_threads(before)
 
 
 if __name__ == "__main__":

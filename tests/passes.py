@@ -15,7 +15,6 @@ from clearhead.core import visibility
 from clearhead.core.arrays import as_array, statistics_dtype, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Matrix, arrays_of, listed, smooth
-from clearhead.ops.observation import separate_arrays
 from problems import LAYOUTS, Case
 
 EXAMPLES: dict[str, Any] = {"flag": True, "count": 3, "size": (5, 6)}
@@ -116,7 +115,8 @@ def laid(question: Question, arrays: dict[str, tuple[str, Any]]) -> Answers:
 
 def observed(of: Matrix, seen: Any) -> dict[str, tuple[str, Any]]:
     """What was observed by array name, each with its axis."""
-    separate, result = separate_arrays(seen, of), {}
+    there = {name: x if isinstance(x, tuple) else (x,) for name, x in seen.statistics().items() if x is not None}
+    separate, result = {k: x for name, xs in there.items() for k, x in zip(arrays_of(name, of), xs, strict=True)}, {}
     for name in listed(of):
         one = STATISTICS[name]
         axis = next(

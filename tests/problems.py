@@ -27,7 +27,7 @@ SHORT = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(4, 40))
 SIZES = (  # queries and keys; the engine's blocks are 64 and 512
     st.tuples(SHORT, SHORT),
     st.tuples(st.sampled_from((63, 64, 65, 127, 150, 600)), st.one_of(SHORT, st.sampled_from((65, 511, 513, 600)))),
-    st.tuples(st.integers(0, 8), st.sampled_from((511, 512, 513, 600, 1024, 1100))),
+    st.tuples(st.integers(0, 8), st.sampled_from((511, 512, 513, 600, 1024, 1100, 2300))),
 )
 WIDTHS = st.sampled_from((1, 2, 3, 5, 8, 16, 33, 64, 70))
 MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys

@@ -70,7 +70,6 @@ def a_config(**changed: Any) -> Any:
         cache_config=SimpleNamespace(cache_dtype="auto", block_size=16),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=1),
         attention_config=SimpleNamespace(use_non_causal=False),
-        observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         speculative_config=None, kv_transfer_config=None, use_v2_model_runner=False,
     )  # fmt: skip
     for name, value in changed.items():

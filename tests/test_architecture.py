@@ -231,7 +231,13 @@ def test_public_names_are_sorted_and_found():
 
 def test_type_checkers_see_the_same_names():
     typed = [node for node in ast.walk(tree_of("__init__")) if isinstance(node, ast.ImportFrom)]
-    seen = {a.name for node in typed if (node.module or "").startswith("clearhead.") for a in node.names}
+    seen = {
+        a.name
+        for node in typed
+        if (node.module or "").startswith("clearhead.")
+        for a in node.names
+        if (a.asname or a.name) == a.name
+    }
     assert seen == {"__version__", *clearhead.__all__}
 
 

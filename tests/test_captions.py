@@ -7,7 +7,6 @@ import pytest
 
 import clearhead as ch
 from clearhead.core import visibility
-from clearhead.view import captions as module
 from clearhead.view.captions import KINDS, captions
 from clearhead.view.head_summary import even_heads, summarise_heads
 from seeds import fresh
@@ -81,11 +80,13 @@ def test_in_a_short_text_even_weights_are_no_pattern():
     assert captioned(np.zeros((1, 1)))[0] is None
 
 
-def test_the_table_is_what_the_docstring_says():
-    for kind in KINDS:
-        line = next(line for line in module.__doc__.splitlines() if line.split()[:1] == [kind.name])
-        numbers = [x for x in (kind.share, kind.least, kind.excess, kind.most) if x]
-        assert [float(x) for x in re.findall(r"\d\.\d+", line)] == numbers
+@pytest.mark.parametrize(
+    ("kind", "even", "edge"),
+    [("previous", 0.1, 0.5), ("previous", 0.4, 0.55), ("diagonal", 0.1, 0.5), ("diagonal", 0.4, 0.55),
+     ("sink", 0.01, 0.25), ("sink", 0.1, 0.28), ("local", 10.0, 2.5), ("broad", 10.0, 9.0)],
+)  # fmt: skip
+def test_a_kinds_condition_is_where_the_docstring_says(kind, even, edge):
+    assert [KINDS[kind][1](edge + by, even) for by in (-1e-9, 1e-9)] == [kind == "local", kind != "local"]
 
 
 def test_unknown_statistics_have_no_caption_cross_attention_has():

@@ -112,14 +112,13 @@ def test_other_runs_that_differ_are_refused_by_name():
     run = partial(seen_of, model)
     short, one = ({name: x[part] for name, x in passed.items()} for part in (np.s_[:, :9], np.s_[:1]))
     other_padding = {**passed, "attention_mask": passed["attention_mask"].flip(0)}
-    whole, some = run(passed), run(passed, heads=[1, 2])
+    some = run(passed, heads=[1, 2])
     for edit, kind, words in (
         (ch.like(run(short)), ShapeError, r"\(queries 11, keys 11\) in this run and \(queries 9, keys 9\) in"),
         (ch.like(run(one)), ShapeError, "the other run's q is .batch 1"),
         (ch.like(run(other_padding)), RuleError, "the other run has another padding or mask in layer 0"),
         (ch.like(some, heads=[2, 3]), SelectionError, "kept no head 3 of layer 0: kept are 1, 2"),
         (ch.like(run(passed, keep=False)), RuleError, "the other run kept no queries and keys"),
-        (ch.values_like(whole), RuleError, r"(?s)kept no values.*values=True"),
     ):
         with pytest.raises(kind, match=words), torch.no_grad(), ch.change(model, edit):
             model(**passed)
@@ -133,10 +132,6 @@ def test_other_runs_that_differ_are_refused_by_name():
     ):
         with pytest.raises(SelectionError, match=words), ch.change(model, edit):
             raise AssertionError("the block was entered")
-    half = build("llama").double()
-    words = "the other run's q is torch.float32, and this run's torch.float64"
-    with pytest.raises(DtypeError, match=words), ch.change(half, ch.like(whole)):
-        half(**passed)
 
 
 @pytest.mark.parametrize("all_heads", [False, True])

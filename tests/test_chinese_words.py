@@ -22,7 +22,7 @@ from clearhead.digits import fixed, percent, significant
 from clearhead.report.console import folded
 from clearhead.spelling import breaks
 from clearhead.textbook.trace import TokenTrace
-from clearhead.watching.effects import Head, Summary
+from clearhead.watching.effects import HEADS, Head, Lines
 from clearhead.words import REPORTS, of_locale, table
 
 ROOT = Path(__file__).parent.parent
@@ -115,7 +115,8 @@ def test_both_languages_show_the_same_commands_in_80_columns(command, monkeypatc
     assert "usage:" not in chinese
     assert chinese.count("用法") == 1
     assert "options:" not in chinese
-    assert max(map(columns, chinese.splitlines())) <= 80
+    assert max(map(columns, [*english.splitlines(), *chinese.splitlines()])) <= 80
+    assert command not in ("", "view") or 'pip install "clearhead[view]"' in " ".join(english.split())
 
 
 def test_a_line_is_not_broken_before_punctuation_or_in_a_name():
@@ -191,7 +192,7 @@ def test_nonfinite_numbers_are_printed_by_name():
 
 @given(st.floats(1e-12, 1e-3))
 def test_reports_of_heads_and_tokens_print_small_weights(weight):
-    said = str(Summary([Head("0", 0, weight, weight, weight, 1.0, weight)]))
+    said = str(Lines([Head("0", 0, weight, weight, weight, 1.0, weight)], "summary table", HEADS))
     sink, previous, local, _, entropy = said.splitlines()[1].split()[2:]
     for text in (sink, previous, local, entropy):
         assert_says(text, weight)

@@ -1,4 +1,4 @@
-"""`diagnose`: correct results are accepted, undetectable mistakes are listed; files and errors."""
+"""`diagnose`: correct results are accepted; files and errors."""
 
 import json
 import re
@@ -18,6 +18,7 @@ from clearhead.diagnosing.diagnose import diagnose_file
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed
 from clearhead.diagnosing.search import Search, largest
 from clearhead.diagnosing.verdict import BUDGET
+from clearhead.diagnosing.workings import answer
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from diagnosing import softmax
 from programs import python
@@ -35,7 +36,7 @@ def test_the_recipe_without_mistakes_equals_the_reference(stage):
         truth = getattr(definition.attend(described.problem, *arrays), stage)
         with np.errstate(all="ignore"):
             search = Search(Diagnosed(described.problem, *arrays, truth, stage))
-            recipe = search.fit.exact.answer(RIGHT, search.everything)
+            recipe = answer(search.exact, RIGHT, search.everything)
         np.testing.assert_allclose(recipe, truth, rtol=1e-11, atol=1e-12 * (1 + largest(truth)))
 
 
@@ -74,19 +75,6 @@ def test_the_columns_convention_and_tensors_are_accepted():
     assert ch.diagnose(q, k, v, (q @ k.T).softmax(-1) @ v).explanations[0].mistakes == ("no scale",)
 
 
-def test_mistakes_that_the_inputs_cannot_reveal_are_listed():
-    q, k, v = fresh().standard_normal((3, 1, 8))
-    one = ch.diagnose(q, k, v, v, causal=True)
-    assert one.verdict == "right"
-    assert "causal mask missing" in [e.mistakes[0] for e in one.unseen]
-    assert "with these inputs this mistake would not show: the causal mask is missing" in one.told()
-    assert "more than one token" in one.told()
-    assert not ch.diagnose(q, k, v, v).unseen
-    q, k, v = fresh().standard_normal((3, 9, 8))
-    theirs = softmax(np.where(np.tri(9) > 0, q @ k.T / 8**0.5, -np.inf)) @ v
-    assert not ch.diagnose(q, k, v, theirs, causal=True).unseen
-
-
 def test_explanations_that_fit_equally_well_are_all_named():
     q, k, v = fresh().standard_normal((3, 7, 4))
     diagnosis = ch.diagnose(q, k, v, softmax(q @ k.T) @ v, scale=0.7, window=(100, None))
@@ -104,22 +92,14 @@ def test_a_result_that_fits_no_known_mistake():
     diagnosis = ch.diagnose(q, k, v, v**3)
     assert (diagnosis.verdict, diagnosis.explanations) == ("unexplained", ())
     assert "none of the known mistakes" in str(diagnosis)
-    assert diagnosis.first_difference is not None
     assert ch.diagnose(q, k, v, np.full_like(v, np.nan)).verdict == "unexplained"
     broken = softmax(q @ k.mT / 8**0.5) @ v
     broken[1, 13, 5] += 1
     diagnosis = ch.diagnose(q, k, v, broken)
-    assert diagnosis.first_difference is not None
-    assert diagnosis.first_difference[:4] == (0, 1, 13, 5)
+    assert list(diagnosis.first_difference.values())[:4] == [0, 1, 13, 5]
     assert diagnosis.verdict == "unexplained"
     broken[1, 13, 5] = np.nan
     assert ch.diagnose(q, k, v, broken).verdict == "unexplained"
-
-
-def test_no_softmax_with_skipped_keys_leaves_them_out():
-    q, k, v = fresh().standard_normal((3, 20, 8))
-    diagnosis = ch.diagnose(q, k, v, (q @ k[:16].T / 8**0.5) @ v[:16])
-    assert sorted(diagnosis.explanations[0].mistakes) == ["no softmax", "tail of the keys"]
 
 
 def test_empty_results_are_right():
@@ -136,7 +116,7 @@ def test_large_inputs_are_sampled_and_the_report_says_so():
     right = np.asarray(ch.attention(q, k, v))
     diagnosis = ch.diagnose(q, k, v, right)
     assert diagnosis.verdict == "right"
-    assert not diagnosis.looked.everything
+    assert not diagnosis.looked["everything"]
     assert diagnosis.told().startswith("only a sample was looked at")
     diagnosis = ch.diagnose(q, k, v, np.asarray(ch.attention(q, k, v, scale=1.0)))
     assert diagnosis.explanations[0].mistakes == ("no scale",)
@@ -184,11 +164,6 @@ def test_decimals_rounded_for_printing_are_right(tmp_path):
     assert diagnose_file(place).explanations[0].mistakes == ("transpose missing",)
 
 
-def test_numbers_that_a_mistake_gives_exactly():
-    q, k = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]])
-    assert "This gives your numbers exactly;" in str(ch.diagnose(q, k, k, q @ k, stage="scores"))
-
-
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -221,7 +196,6 @@ def test_a_file_without_a_result_is_refused(tmp_path):
         ((2, 7, 12), "its heads are joined: theirs.reshape(*theirs.shape[:-1], 3, 4).swapaxes(-2, -3)"),
         ((2, 3, 4, 7), "its last two axes are swapped"),
         ((2, 3, 7, 5), 'it has the shape of the weights: stage="weights"'),
-        ((168,), "it has as many numbers"),
         ((2, 3, 7), "expected (batch 2, heads 3, queries 7, d_v 4)"),
     ],
 )
@@ -283,9 +257,3 @@ def test_memory_of_a_long_unexplained_case():
     verdict, peak = python(LONG, fresh().integers(2**31)).split()
     assert verdict == "unexplained"
     assert int(peak) < 500e6
-
-
-@pytest.mark.parametrize("length", [1, np.int64(2), np.array([3])])
-def test_lengths_of_results_that_nothing_explains_are_taken(length):
-    q, theirs = fresh().standard_normal((2, 1, 1, 3, 4))
-    assert ch.diagnose(q, q, q, theirs, kv_lengths=length).verdict == "unexplained"

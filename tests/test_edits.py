@@ -27,8 +27,6 @@ EDITS = [
     ch.off(heads=[2]),
     ch.off(layers=range(2), to="mean"),
     ch.scaled(-1.5),
-    ch.like("run.safetensors", layers=[0]),
-    ch.values_like("run.safetensors", heads={2: [0]}),
 ]
 
 
@@ -49,13 +47,9 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.cut(), RuleError, "cut has neither queries nor keys"),
     (lambda: ch.cut(keys=1, rest="last"), UnknownNameError, "unknown rest `last`"),
     (lambda: ch.cut(keys=[]), SelectionError, "keys is empty"),
-    (lambda: ch.cut(keys=[False, False]), SelectionError, "keys is all False"),
-    (lambda: ch.cut(keys=" "), SelectionError, "keys is ' ': expected a word"),
     (lambda: ch.cut(keys=slice(5, 5)), SelectionError, r"keys is slice\(5, 5, None\): it chooses nothing"),
-    (lambda: ch.cut(keys=slice(None, None, -1)), DtypeError, "goes forward"),
     (lambda: ch.cut(keys=np.ones((2, 2))), DtypeError, r"keys is a ndarray of shape \(2, 2\)"),
     (lambda: ch.cut(keys=1, layers=0), SelectionError, r"layers is 0: expected a list of layers"),
-    (lambda: ch.cut(keys=1, layers=[]), SelectionError, "layers is empty"),
     (lambda: ch.cut(keys=1, heads=[]), SelectionError, "heads is empty"),
     (lambda: ch.cut(keys=1, heads=[-1]), SelectionError, "heads holds -1"),
     (lambda: ch.cut(keys=1, heads={0: 3}), SelectionError, r"heads\[0\] is 3"),
@@ -63,7 +57,6 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.boost(keys=None, by=1), RuleError, "boost has no keys"),
     (lambda: ch.boost(keys=1, by=np.inf), RuleError, "by is inf: expected a finite number"),
     (lambda: ch.tempered(0), RuleError, "t is 0.0: expected a number above 0"),
-    (lambda: ch.off(to="median"), RuleError, "to is 'median': expected 'zero' or 'mean'"),
     (lambda: ch.like(3), DtypeError, "seen is 3: expected what `with ch.watch"),
 ]
 

@@ -13,7 +13,7 @@ from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.models.protocol import Variant
 from clearhead.view import page as written
-from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from clearhead.view.long import ShownLayer, ShownRun, document
 from seeds import fresh
 from test_page import scripts
 
@@ -29,7 +29,7 @@ def problem(rng, n, rules, sharp=1.0):
 def page_of(matrix, v, g, count=None):
     """Of both heads, with names of so many tokens."""
     names = None if count is None else [f" w{i}" for i in range(count)]
-    return document([ShownRun("causes", [ShownLayer("0", range(2), matrix, v=v, g=g)], names)], PageOptions())
+    return document([ShownRun("causes", [ShownLayer("0", range(2), matrix, v=v, g=g)], names)])
 
 
 def read(page, kind):
@@ -178,7 +178,7 @@ def pages(tmp_path_factory):
         for place in range(12)
     ]
     run = ShownRun("many", layers, [f" w{i}" for i in range(40)])
-    written.write(folder / "many.html", lambda: document([run], PageOptions()))
+    written.write(folder / "many.html", lambda: document([run]))
     return {name: folder / f"{name}.html" for name in ("few", "many")}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import clearhead as ch
 from browser import axe, draw_all, opened, until
-from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from clearhead.view.long import ShownLayer, ShownRun, document
 from long_pages import TOKENS, H, long_page, two_layers
 from problems import of_tiers
 from seeds import fresh
@@ -40,8 +40,7 @@ def pages(tmp_path_factory):
     for language in ("en", "zh"):
         for name, (command, _) in PAGES.items():
             assert not call(*command, "--html", folder / f"{name}.{language}.html", "--lang", language).stderr, name
-        options = PageOptions(title="text", language=language)
-        map_page = long_page(document([ShownRun("run", layers, TOKENS)], options))
+        map_page = long_page(document([ShownRun("run", layers, TOKENS)], "text", language))
         (folder / f"map.{language}.html").write_bytes(map_page)
         layer.save(folder / f"layer.{language}.html", language)
     return folder

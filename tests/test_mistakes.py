@@ -13,7 +13,6 @@ import torch
 import clearhead as ch
 import wrong
 import wrong_attention
-from clearhead.core.rules import RULES
 from clearhead.diagnosing.mistakes import CONDITIONS, mistakes, values
 from diagnosing import diagnosed, qkv, softmax, top
 from seeds import fresh
@@ -34,11 +33,9 @@ def test_names_are_unique_and_described_in_both_languages():
 
 
 def test_the_data_name_conditions_and_fields_that_exist():
-    conditions = [*CONDITIONS, *RULES]
     for mistake in mistakes():
         named = [*mistake.when, *(change["when"] for change in mistake.changes if "when" in change)]
-        assert {name for name in [*named, mistake.rule] if name} <= set(conditions)
-    assert len(conditions) == len(set(conditions))
+        assert set(named) <= set(CONDITIONS)
     changed = {field for mistake in mistakes() for change in mistake.changes for field in change}
     for field, words in values().items():
         assert field in changed
@@ -61,7 +58,7 @@ def right_or_not(case, names):
     if diagnosis.explanations and frozenset(diagnosis.explanations[0].mistakes) == frozenset(names):
         return "top"
     best = diagnosis.explanations[0] if diagnosis.explanations else None
-    exact = best is not None and best.fits and all(m.evidence == "numbers" for m in best.entries)
+    exact = best is not None and all(m.evidence == "numbers" for m in best.entries)
     return "equal" if exact and not best.solved else f"missed: {names} {diagnosis!r}"
 
 
@@ -102,8 +99,6 @@ def test_scale_twice_and_1_over_d_k_differ_under_another_scale():
 @pytest.mark.parametrize(
     ("stage", "make", "mistake"),
     [
-        ("scores", lambda scaled: scaled, "another step"),
-        ("masked", softmax, "another step"),
         ("weights", lambda scaled: scaled, "no softmax"),
         ("weights", lambda scaled: softmax(scaled).mT, "weights transposed"),
         ("weights", lambda scaled: softmax(scaled).mean(1, keepdims=True).repeat(3, 1), "mean of the heads"),
@@ -112,18 +107,6 @@ def test_scale_twice_and_1_over_d_k_differ_under_another_scale():
 def test_mistakes_before_the_output_are_named_at_their_stage(stage, make, mistake):
     q, k, v = qkv()
     assert top(ch.diagnose(q, k, v, make(q @ k.mT / np.float32(8**0.5)), stage=stage)).mistakes == (mistake,)
-
-
-@pytest.mark.parametrize(("dtype", "size"), [(np.float32, 60), (np.float16, 6)])
-def test_a_softmax_without_subtracting_the_maximum_is_named(dtype, size):
-    q, k, v = qkv(dtype=dtype)
-    q = (q * dtype(size)).astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        powers = np.exp((q @ k.mT / dtype(8**0.5)).astype(dtype))
-        theirs = (powers / powers.sum(axis=-1, keepdims=True)) @ v
-    assert np.isnan(theirs).any()
-    assert np.isfinite(theirs).any()
-    assert top(ch.diagnose(q, k, v, theirs)).mistakes == ("softmax without its maximum",)
 
 
 def rounded(x, dtype):
@@ -166,66 +149,42 @@ def test_a_narrow_dtype_of_all_steps_is_found_in_most_draws(dtype):
 
 
 def test_float32_inside_float64_is_named():
-    q, k, v = qkv(dtype=np.float64)
-    narrow = [x.astype(np.float32) for x in (q, k, v)]
-    theirs = softmax(narrow[0] @ narrow[1].mT / np.float32(8**0.5)) @ narrow[2]
-    best = top(ch.diagnose(q, k, v, theirs.astype(np.float64)))
-    assert best.mistakes == ("a narrow dtype somewhere",)
-    assert best.details["half_dtype"] == "float32"
+    inputs = qkv(dtype=np.float64)
+    q, k, v = (x.astype(np.float32) for x in inputs)
+    theirs = softmax(q @ k.mT / np.float32(8**0.5)) @ v
+    assert_narrow(ch.diagnose(*inputs, theirs.astype(np.float64)), torch.float32)
 
 
-def test_forgotten_masks_and_masks_after_the_softmax_are_named():
+def test_a_mask_after_the_softmax_that_is_divided_out_again_is_right():
     q, k, v = qkv()
-    scores = q @ k.mT / np.float32(8**0.5)
-    rules = {"causal": True, "window": (5, None), "kv_lengths": np.array([20, 22])}
-    assert top(ch.diagnose(q, k, v, softmax(scores) @ v, **rules)).mistakes == ("all masks ignored",)
-    late = softmax(scores) * np.tri(24, dtype=np.float32)
-    again = late / late.sum(axis=-1, keepdims=True)
-    assert ch.diagnose(q, k, v, again @ v, causal=True).verdict == "right"  # the same numbers
-    sinks = np.ones(3)
-    diagnosis = ch.diagnose(q, k, v, again @ v, causal=True, sinks=sinks)
-    assert {e.mistakes[0] for e in diagnosis.explanations} == {"sinks missing", "mask after softmax, renormalised"}
+    late = softmax(q @ k.mT / np.float32(8**0.5)) * np.tri(24, dtype=np.float32)
+    assert ch.diagnose(q, k, v, late / late.sum(axis=-1, keepdims=True) @ v, causal=True).verdict == "right"
 
 
 @pytest.mark.parametrize("block", [8, 16, 32])
-@pytest.mark.parametrize("bug", ["rescale missing", "last block only"])
-def test_the_block_size_is_found(block, bug):
+def test_the_block_size_is_found(block):
     q, k, v = (torch.tensor(x) for x in qkv(n=100))
-    scores = q @ k.mT / 8**0.5
-    theirs = wrong_attention.in_blocks(scores * 2, v, {bug}, block, {})
+    theirs = wrong_attention.in_blocks(q @ k.mT / 8**0.5 * 2, v, {"rescale missing"}, block, {})
     best = top(ch.diagnose(q.numpy(), k.numpy(), v.numpy(), theirs.numpy(), scale=2 / 8**0.5))
-    assert best.mistakes == (bug,)
-    size = best.details["blocks"][1]
-    if bug == "last block only":  # only how many keys the last block holds can be told
-        assert (100 - 1) // size * size == (100 - 1) // block * block
-    else:
-        assert size == block
-        assert f"blocks of {block} keys" in best.did()[0]
+    assert (best.mistakes, best.details["block"]) == (("rescale missing",), block)
+    assert f"blocks of {block} keys" in best.did()[0]
 
 
 STAGES = ("output", "causal"), ("weights", "causal"), ("masked", "causal"), ("output", "lengths")
 
 
-@pytest.mark.parametrize("fill", [0.0, -1.0, -2.5, -7.0])
-@pytest.mark.parametrize(("stage", "rule"), STAGES)
-def test_a_finite_mask_value_is_found(fill, stage, rule):
-    (q, k, v), lengths = qkv(), fresh().integers(6, 20, 2)
-    seen = np.tri(24) > 0 if rule == "causal" else lengths[:, None, None, None] > KEY
-    scores = np.where(seen, q @ k.mT / np.float32(8**0.5), np.float32(fill))
-    theirs = {"masked": scores, "weights": softmax(scores), "output": softmax(scores) @ v}[stage]
-    rules = {"causal": True} if rule == "causal" else {"kv_lengths": lengths}
-    best = top(ch.diagnose(q, k, v, theirs, stage=stage, **rules))
-    assert best.mistakes == ("mask fills with a finite number",)
-    assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_any_number_in_hidden_places_is_found_to_its_last_digits(dtype):
+@pytest.mark.parametrize(("stage", "rule"), STAGES)
+def test_any_finite_number_in_hidden_places_is_found(stage, rule, dtype):
     rng = fresh()
-    for fill in (1e-9, *4 * rng.standard_normal(8), *-rng.uniform(8, 14, 2)):
-        q, k, v = qkv(dtype=dtype)
-        theirs = softmax(np.where(np.tri(24) > 0, q @ k.mT / 8**0.5, fill)) @ v
-        best = top(ch.diagnose(q, k, v, theirs.astype(dtype), causal=True))
+    drawn = (1e-9, *4 * rng.standard_normal(8), *-rng.uniform(8, 14, 2))
+    for fill in (0.0, -1.0, -2.5, -7.0, *(drawn if (stage, rule) == ("output", "causal") else ())):
+        (q, k, v), lengths = qkv(dtype=dtype), rng.integers(6, 20, 2)
+        seen = np.tri(24) > 0 if rule == "causal" else lengths[:, None, None, None] > KEY
+        scores = np.where(seen, q @ k.mT / dtype(8**0.5), dtype(fill))
+        theirs = {"masked": scores, "weights": softmax(scores), "output": softmax(scores) @ v}[stage]
+        rules = {"causal": True} if rule == "causal" else {"kv_lengths": lengths}
+        best = top(ch.diagnose(q, k, v, theirs, stage=stage, **rules))
         assert best.mistakes == ("mask fills with a finite number",), fill
         assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
 
@@ -240,17 +199,6 @@ def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     best = top(diagnosed(wrong.Case(case.inputs, case.rules, theirs.numpy())))
     assert best.mistakes == ("mask fills with a finite number",)
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [2, 3, 24])
-def test_scores_times_a_mask_of_0_and_1_are_named(n, dtype):
-    for _ in range(5):
-        q, k, v = qkv(n, dtype=dtype)
-        theirs = softmax(q @ k.mT / dtype(8**0.5) * np.tri(n, dtype=dtype)) @ v
-        best = top(ch.diagnose(q, k, v, theirs, causal=True))
-        assert best.mistakes == ("mask fills with a finite number",)
-        assert best.details["fill"] == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -302,10 +250,6 @@ def test_more_than_two_batch_entries_are_brought_together():
     a, b, c = turned
     over = (softmax(a @ b.mT / 8**0.5) @ c).transpose(2, 1, 0, 3)
     assert top(ch.diagnose(q, k, v, over)).mistakes == ("attention over the batch",)
-    lengths = np.array([9, 4, 6, 7, 5])
-    seen = np.arange(9) < lengths.min()
-    shortest = softmax(np.where(seen, scores, -np.inf)) @ v
-    assert top(ch.diagnose(q, k, v, shortest, kv_lengths=lengths)).mistakes == ("one length for all",)
 
 
 QUERY, KEY = np.arange(24)[:, None], np.arange(24)
@@ -329,6 +273,7 @@ def named(theirs: Any, arrays: Any, **rules: Any) -> str:
         (WINDOW, {}, "all masks ignored"),
         (WINDOW | {"kv_lengths": LENGTHS}, {"kv_lengths": LENGTHS}, "all masks ignored"),
         (WINDOW | {"mask": MASK}, {"mask": MASK}, "all masks ignored"),
+        (WINDOW | {"kv_lengths": LENGTHS}, {}, "all masks ignored"),
         ({"causal": True}, {}, "causal mask missing"),
         ({"window": (3, 0)}, {"window": (3, None)}, "window open to the right"),
         (WINDOW, {"window": (3, None)}, "window open to the right"),

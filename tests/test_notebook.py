@@ -14,7 +14,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.spelling import spelled
-from clearhead.watching.effects import Edge, Edges, Head, HeadCause, HeadEffects, Summary
+from clearhead.watching.effects import EDGES, HEADS, Edge, Head, Lines
 from seeds import fresh
 from terminal import call
 from test_page import HOSTILE
@@ -37,14 +37,12 @@ def results():
     ids = torch.tensor([tokenizer.encode("humpty dumpty sat on a").ids])
     with ch.watch(model, causes=True, tokenizer=tokenizer) as seen:
         model(ids).logits[0, -1, 5].backward()
-    with torch.no_grad(), ch.watch(model) as plain:
-        model(ids)
     edges = seen.strongest(30)
-    lists = {"edges": edges, "heads": seen.heads(), "summary": seen.summary()}
+    lists = {"edges": edges, "summary": seen.summary()}
     lists["verified"] = seen.verify(seen.strongest(4), lambda: model(ids).logits[0, -1, 5])
     made = {"cuts": E, "moved": A.cut_effects(v, v, rest="first"), "strongest": E.strongest(5)}
     made |= {"contributions": A.contributions(v, v), "plan": ch.plan(q, k, v)}
-    return made | lists | {"seen": seen, "plain": plain, "why": ch.explain(TEXT), "explain": ch.explain(TEXT)}
+    return made | lists | {"why": ch.explain(TEXT), "explain": ch.explain(TEXT)}
 
 
 def shown(result):
@@ -78,7 +76,7 @@ def test_every_result_is_a_small_table_in_both_languages(monkeypatch):
 
 
 def test_lists_have_the_terminals_rows_and_stay_lists():
-    for name in ("edges", "heads", "summary", "verified"):
+    for name in ("edges", "summary", "verified"):
         result = results()[name]
         printed = [line.replace(" ← ", "←").split() for line in str(result).splitlines()[1 : len(result) + 1]]
         cells = [[cell.replace(" ← ", "←") for cell in row] for row in rows_of(shown(result))]
@@ -106,24 +104,24 @@ def test_why_has_the_terminals_rows_and_its_conclusion():
 
 
 def test_what_a_run_shows_stays_small():
-    many = Summary(Head(str(layer), head, *np.ones(5)) for layer in range(80) for head in range(64))
+    heads = (Head(str(layer), head, *np.ones(5)) for layer in range(80) for head in range(64))
+    many = Lines(heads, "summary table", HEADS)
     assert len(shown(many)) < 12_000
-    odd = HeadEffects([HeadCause("0", 0, x, -x) for x in (np.nan, np.inf, 1.0)])
-    assert [row[2] for row in rows_of(shown(odd))] == ["NaN", "∞", "1"]
+    odd = Lines([Edge("0", 0, 0, 0, 0, x) for x in (np.nan, np.inf, 1.0)], "edges table", EDGES)
+    assert [row[-1] for row in rows_of(shown(odd))] == ["NaN", "∞", "1"]
     assert shown(odd).count("██████████") == 2  # of ∞ and of 1
     large = ch.AttentionMatrix(np.ones((20_000, 2), np.float32), np.ones((20_000, 2), np.float32))
     cuts = large.cut_effects(np.ones((20_000, 2)), np.ones((20_000, 2)))
     assert "<table>" not in shown(cuts)  # nothing was computed
-    for name in ("seen", "why", "explain"):
+    for name in ("why", "explain"):
         assert ".show()" in shown(results()[name])
         whole = results()[name].show()
         assert (len(repr(whole)) < 30, shown(whole)[:7]) == (True, "<iframe")
-    assert "query ← key" in shown(results()["seen"])
-    assert "entropy" in shown(results()["plain"])
 
 
 def test_tokens_and_names_cannot_leave_their_cells():
-    edges = Edges([Edge("<img>", 0, 0, 1, 1, 1.0)] * 2, [(HOSTILE[0], "<script>x</script>"), ("", "")])
+    named = [(HOSTILE[0], "<script>x</script>"), ("", "")]
+    edges = Lines([Edge("<img>", 0, 0, 1, 1, 1.0)] * 2, "edges table", EDGES, named)
     assert not re.search("<img|<script", shown(edges))
     assert "<bdi>&lt;script&gt;x&lt;/script&gt;</bdi>" in shown(edges)
 

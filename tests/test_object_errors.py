@@ -145,20 +145,12 @@ test_each_error_about_parts_has_its_exact_text = exact_texts(MERGES, works=True)
 
 
 REST: Errors = {
-    IndexError: {
-        "query is 1.5: expected a whole number.": lambda: ch.rollout([matrix()], query=1.5),
-        "exact is 5: expected a list of (layer, head) pairs.\n\nhint: exact=[(0, 3)]": lambda: matrix().save(
-            "page.html", exact=5
-        ),
-    },
+    IndexError: {"query is 1.5: expected a whole number.": lambda: ch.rollout([matrix()], query=1.5)},
     TypeError: {
         "matrices is an AttentionMatrix of shape (3, 3): expected a list of AttentionMatrix, one per layer.\n\n"
         "hint: ch.rollout([A0, A1], query=-1)": lambda: ch.rollout(matrix(), query=0),
-        "unknown option `exakt`.\n\n"
-        "hint: did you mean `exact`? "
-        "Known: batch, beside, dtype, exact, language, source_tokens, title, tokens, v.": lambda: matrix().save(
-            "page.html", exakt=[]
-        ),
+        "unknown option `beide`.\n\nhint: did you mean `beside`? "
+        "Known: batch, beside, language, source_tokens, title, tokens, v.": lambda: matrix().save("page.html", beide=A),
     },
     ValueError: {
         "q is ('n', 3): expected an array, or its shape in whole numbers.\n\nhint: q=(3, 4)": lambda: ch.shapes(

@@ -36,9 +36,9 @@ def _sent(x: Any) -> Any:
         return DeviceArray(to_torch(torch, np.array(x)))
     if isinstance(x, Call):
         return Call(x.problem, _sent(x.q), _sent(x.k), _sent(x.v), x.restore)
-    if isinstance(x, (Upstream, Terms)):
+    if isinstance(x, Terms):
         return replace(x, **{field.name: _sent(getattr(x, field.name)) for field in fields(x)})
-    return State(*map(_sent, x)) if isinstance(x, State) else x
+    return type(x)(*map(_sent, x)) if isinstance(x, (State, Upstream)) else x
 
 
 def _near(x: Any) -> Any:

@@ -12,7 +12,7 @@ from clearhead.cli import main
 from clearhead.explaining.answer_words import clearest
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
-from clearhead.report import explained, streams
+from clearhead.report import explained
 from clearhead.report.cells import listed
 from terminal import call
 
@@ -70,10 +70,3 @@ def test_a_sinks_share_is_said():
     said = [line.plain for line in explained.answer(half, "en")]
     assert said[1] == "its sink takes 50.00% of the weight"
     assert "sink takes" not in "".join(line.plain for line in explained.answer(seen, "en"))
-
-
-def test_without_a_terminal_lines_say_how_far_a_long_run_is(monkeypatch, capsys):
-    monkeypatch.setattr(streams, "_PATIENCE", -1.0)
-    monkeypatch.setattr(streams, "_LINES", -1.0)
-    assert [*streams.progress(range(4), "runs")] == [0, 1, 2, 3]
-    assert capsys.readouterr().err == "runs: 2 of 4\nruns: 3 of 4\nruns: 4 of 4\n"

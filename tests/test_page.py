@@ -17,7 +17,6 @@ from clearhead.core.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
-from clearhead.view import notebook
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
 
@@ -261,7 +260,7 @@ def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
         page.evaluate("location.hash = '#step-scores'")
         assert _lands(page, "scores")
     frame = tmp_path / "frame.html"
-    framed = notebook.framed(explained.read_text(encoding="utf-8"))
+    framed = writing.framed(explained.read_text(encoding="utf-8"))
     frame.write_text(f'<!doctype html><meta charset="utf-8">{framed}', encoding="utf-8")
     with opened(running, frame, wait="iframe") as page:
         page.frame_locator("iframe").locator(".step").first.wait_for()

@@ -52,21 +52,6 @@ def test_blas_has_its_threads_again_after_products_at_once():
         each.set_num_threads(count)
 
 
-def test_each_blas_has_its_own_threads_again(monkeypatch):
-    class Blas:
-        def __init__(self, count):
-            self.num_threads, self.seen = count, []
-
-        def set_num_threads(self, count):
-            self.num_threads = count
-            self.seen.append(count)
-
-    several = [Blas(3), Blas(8)]
-    monkeypatch.setattr(weights, "_blas", lambda: several)
-    weights.product(np.ones((4, 4)), np.ones((4, 4)))
-    assert [each.seen for each in several] == [[1, 3], [1, 8]]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads, which is what is tested
 def test_a_forked_process_makes_threads_of_its_own():

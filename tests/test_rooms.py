@@ -10,7 +10,7 @@ import clearhead as ch
 from browser import opened, until
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
-from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.page import encoded
 from seeds import fresh
 from test_page import scripts
@@ -349,7 +349,7 @@ def test_each_head_lies_on_its_picture_in_its_layers_canvas(running, tmp_path, l
     rng = fresh()
     matrices = [ch.AttentionMatrix(*rng.standard_normal((2, heads, 5, 3))) for _ in range(layers)]
     shown = [ShownLayer(str(place), range(heads), each.part(0)) for place, each in enumerate(matrices)]
-    (tmp_path / "page.html").write_bytes(encoded(document([ShownRun("", shown, None)], PageOptions())))
+    (tmp_path / "page.html").write_bytes(encoded(document([ShownRun("", shown, None)])))
     with opened(running, tmp_path / "page.html", width=width, wait=".map-of") as page:
         for media in ("screen", "print"):
             page.emulate_media(media=media)

@@ -59,9 +59,3 @@ def test_each_run_has_its_own_logits(running, tmp_path):
         page.locator("#pick-edited").click()
         page.locator(".sampling summary").click()
         check(page, seen.before.logits, 1.0, len(seen.before.logits))
-
-
-def test_a_page_of_arrays_has_no_sampling(running):
-    x = np.eye(3)
-    with opened(running, ch.trace(x, x, x).to_html()) as page:
-        assert page.locator(".sampling").count() == 0

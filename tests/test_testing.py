@@ -11,9 +11,9 @@ import torch
 
 import clearhead as ch
 from clearhead.core.rules import RULES
-from clearhead.errors import DtypeError, RuleError, SelectionError, UnknownNameError
+from clearhead.errors import DtypeError, RuleError, UnknownNameError
 from clearhead.testing import KINDS, assert_attention
-from clearhead.testing.drawing import Draws, planned, rule_values
+from clearhead.testing.drawing import planned, rule_values
 from programs import python
 from seeds import fresh
 
@@ -80,16 +80,6 @@ def first_keys_for_all(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     return attend(q, np.broadcast_to(k[:1], k.shape), np.broadcast_to(v[:1], v.shape), mask)
 
 
-def in_halves(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-    """Add up the output in float16, sixteen keys at a time."""
-    total = np.zeros((*q.shape[:3], v.shape[3]), np.float16)
-    for start in range(0, k.shape[2], 16):
-        some = np.zeros_like(v)
-        some[:, :, start : start + 16] = v[:, :, start : start + 16]
-        total = (total + attend(q, k, some, mask)).astype(np.float16)
-    return total.astype(np.float32)
-
-
 def in_memory_order(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     """Read q, k and v in the order in which their numbers lie in memory."""
     return attend(*(x.ravel("K").reshape(x.shape) for x in (q, k, v)), mask)
@@ -143,7 +133,7 @@ CHEATS: dict[str, tuple[Any, str, dict[str, Any]]] = {  # the function, what mus
         "(?s)with keys below 1\\d\\d\\d are right.*the mask is ignored",
         {"mask": True, "kinds": ["usual", "many keys"], "lengths": None},
     ),
-    "contiguous only": (in_memory_order, "it misreads strides", {"kinds": ["usual", "strides"]}),
+    "contiguous only": (in_memory_order, "problems without strides are right", {"kinds": ["usual", "strides"]}),
     "batch 1 only": (first_keys_for_all, "problems with batch below 2 are right", {}),
     "equal heads only": (
         lambda q, k, v, mask=None: attend(q, k, v, mask, lambda x: np.tile(x, (1, q.shape[1] // x.shape[1], 1, 1))),
@@ -152,10 +142,9 @@ CHEATS: dict[str, tuple[Any, str, dict[str, Any]]] = {  # the function, what mus
     ),
     "NaN in empty rows": (
         nan_rows,
-        "only rows that see no key are wrong",
+        "problems without empty rows are right",
         {"mask": True, "kinds": ["usual", "empty rows"]},
     ),
-    "float16 accumulation": (in_halves, "rounding in float16 would explain it", {"kinds": ["usual"]}),
     "wrong gradients": (
         half_a_derivative,
         "(?s)numbers of the dk are wrong.*its derivatives are not",
@@ -203,7 +192,6 @@ def test_a_number_below_the_smallest_of_float16_may_be_zero():
     ("does", "kind", "mask"),
     [
         ("no maximum", "large scores", None),
-        ("no maximum", "scores far below zero", None),
         ("reads hidden values", "NaN behind the mask", True),
     ],
 )
@@ -297,8 +285,9 @@ def test_gradients_are_compared_too():
 
 
 def test_every_rule_can_be_drawn():
-    draws = Draws({}, tuple(RULES), ("usual",), ((np.dtype(np.float32),) * 2,), None, ((8, 8),), grouped=True)
-    assert rule_values(fresh(), planned(draws, 0)).keys() == RULES.keys()
+    drawn: Any = {"kinds": ("usual",), "dtypes": ((np.dtype(np.float32),) * 2,), "lengths": None, "widths": ((8, 8),)}
+    plan = planned(0, rules={}, optional=tuple(RULES), grouped=True, **drawn)
+    assert rule_values(fresh(), plan).keys() == RULES.keys()
 
 
 @pytest.mark.parametrize(
@@ -306,18 +295,13 @@ def test_every_rule_can_be_drawn():
     [
         ({"fn": 3}, DtypeError, "fn is 3"),
         ({"casual": True}, UnknownNameError, "did you mean `causal`?"),
-        ({"optional": "causal"}, SelectionError, "optional is 'causal': expected a list"),
         ({"optional": ["maks"]}, UnknownNameError, "did you mean `mask`?"),
         ({"kinds": ["usal"]}, UnknownNameError, "did you mean `usual`?"),
         ({"kinds": ["empty rows"]}, RuleError, "no problem is left to draw"),
         ({"dtypes": ["float8"]}, UnknownNameError, "Known: bfloat16, float16, float32, float64"),
         ({"arrays": "tensorflow"}, UnknownNameError, "Known: cuda, numpy, torch"),
         ({"gradients": True}, RuleError, "only tensors have them"),
-        ({"lengths": ()}, RuleError, "no problem is left"),
-        ({"widths": ((1, 2, 3),)}, RuleError, "no problem is left"),
-        ({"lengths": (0,)}, RuleError, "one of lengths is 0"),
         ({"examples": 0}, RuleError, "examples is 0"),
-        ({"examples": [-1]}, RuleError, "one of examples is -1"),
     ],
 )
 def test_bad_arguments_are_refused_before_the_function_is_called(options: dict[str, Any], error: type, words: str):

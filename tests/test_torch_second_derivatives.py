@@ -23,23 +23,17 @@ X = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().man
 torch.manual_seed(0)
 LAYER = clearhead.nn.MultiHeadAttention(4, 2, dtype=torch.float64, rotary=10.0)
 DROPPING = clearhead.nn.MultiHeadAttention(4, 2, dtype=torch.float64, dropout=0.5).train()
-LABELS = torch.tensor([0, 1, 0, -1])
-MEMBERS = torch.nn.functional.one_hot(LABELS + 1, 3)[:, 1:].double()
 PIXELS = torch.tensor([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.25, 0.75]], dtype=torch.float64)
-FAR = (torch.arange(4)[:, None] - torch.arange(4)).abs().double()
 sdpa = clearhead.torch.scaled_dot_product_attention
 Path = Callable[[Tensor], Tensor]
 
 
-def weights(q: Tensor, k: Tensor, bias: Any = 0.0, sinks: Tensor | None = None, *, causal: bool = False) -> Tensor:
+def weights(q: Tensor, k: Tensor, bias: Any = 0.0, *, causal: bool = False) -> Tensor:
     """The plain formula."""
     scores = q @ k.transpose(-1, -2) / 2 + bias
     if causal:
         scores = scores.masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
-    if sinks is None:
-        return scores.softmax(-1)
-    extra = sinks[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+    return scores.softmax(-1)
 
 
 def observed(name: str, asked: Any = True) -> Path:
@@ -50,38 +44,19 @@ def observed(name: str, asked: Any = True) -> Path:
     return answer
 
 
-PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula
+PATHS: dict[str, tuple[Path, Path]] = {  # ours, and the plain formula; test_gradients.py has all inputs and statistics
     "attention": (lambda x: ch.attention(x, x, x, causal=True), lambda x: weights(x, x, causal=True) @ x),
-    "queries alone": (lambda x: ch.attention(x, X, X), lambda x: weights(x, X) @ X),
-    "keys alone": (lambda x: ch.attention(X, x, X), lambda x: weights(X, x) @ X),
-    "a bias alone": (lambda x: ch.attention(X, X, X, bias=x), lambda x: weights(X, X, x) @ X),
-    "sinks alone": (
-        lambda x: ch.attention(X, X, X, sinks=x[0, :, 0, 0]),
-        lambda x: weights(X, X, 0, x[0, :, 0, 0]) @ X,
-    ),
-    "a table alone": (
-        lambda x: ch.attention(X, X, X, spans=(LABELS.abs(), LABELS.abs(), x[0, :, :2, :2])),
-        lambda x: weights(X, X, x[0, :, :2, :2][:, LABELS.abs()][:, :, LABELS.abs()]) @ X,
-    ),
-    "values alone": (lambda x: ch.attention(X, X, x), lambda x: weights(X, X) @ x),
-    "A @ v": (lambda x: ch.AttentionMatrix(x, x) @ x, lambda x: weights(x, x) @ x),
-    "A.T @ g": (lambda x: ch.AttentionMatrix(x, x).T @ x, lambda x: weights(x, x).transpose(-1, -2) @ x),
     "A @ v for all heads": (lambda x: ch.AttentionMatrix(x, x) @ x[0, 0], lambda x: weights(x, x) @ x[0, 0]),
+    "A.T @ g": (lambda x: ch.AttentionMatrix(x, x).T @ x, lambda x: weights(x, x).transpose(-1, -2) @ x),
     "A.T @ g for all heads": (
         lambda x: ch.AttentionMatrix(x, x).T @ x[0, 0, :, 0],
         lambda x: weights(x, x).transpose(-1, -2) @ x[0, 0, :, 0],
     ),
-    "logsumexp": (observed("logsumexp"), lambda x: (x @ x.transpose(-1, -2) / 2).logsumexp(-1)),
     "entropy": (observed("entropy"), lambda x: -(weights(x, x) * weights(x, x).log()).sum(-1)),
-    "distance": (observed("distance"), lambda x: (weights(x, x) * FAR).sum(-1)),
-    "diagonal": (observed("diagonal"), lambda x: weights(x, x).diagonal(dim1=-2, dim2=-1)),
-    "received": (observed("received"), lambda x: weights(x, x).sum(-2)),
     "image": (
         observed("image", (3, 2)),
         lambda x: PIXELS @ weights(x, x) @ torch.eye(2).double().repeat_interleave(2, 0) / 2,
     ),
-    "groups": (observed("groups", (LABELS, LABELS)), lambda x: MEMBERS.T @ weights(x, x) @ MEMBERS),
-    "drop-in": (lambda x: sdpa(x, x, x, is_causal=True), lambda x: weights(x, x, causal=True) @ x),
     "drop-in, float mask": (lambda x: sdpa(X, X, X, attn_mask=x), lambda x: weights(X, X, x) @ X),
 }
 

@@ -50,7 +50,7 @@ def served(matrix, v, g=None):
     arrays = {name: None if x is None else x[1:] for name, x in (("v", v), ("g", g))}
     layer = long.ShownLayer("0", range(4), matrix.part(1), **arrays)
     run = long.ShownRun("run", [layer], [f" w{place}" for place in range(M)])
-    document = long.document([run], long.PageOptions(title="served", served=True))
+    document = long.document([run], title="served", served=True)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
     serving = uvicorn.Server(config)
@@ -173,7 +173,7 @@ def test_a_served_weights_arithmetic_is_the_references(most, dtype, tmp_path, mo
         batch, head, i, j = (int(rng.integers(size)) for size in (B, H, QUERIES, KEYS))
         part = ch.AttentionMatrix(q, k, **rules).part(batch)
         run = long.ShownRun("run", [long.ShownLayer("0", range(H), part, v=v[[batch]])])
-        document = long.document([run], long.PageOptions(served=True))
+        document = long.document([run], served=True)
         problems.append((run, document.header["runs"][0]["layers"][0], head, i, j))
         truth.append((ch.trace(q, k, v, **rules), v[batch, head // (H // KV), j], (batch, head, i), j))
     for result, (trace, value, row, j) in zip(arithmetic(problems, tmp_path), truth, strict=True):
@@ -290,4 +290,4 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
 def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} cannot be used" in refused("view", tmp_path / "none.safetensors", "--port", port)
+        assert f"port {port} cannot be used" in refused("view", "--text-file", tmp_path / "none.txt", "--port", port)

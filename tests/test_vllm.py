@@ -190,31 +190,6 @@ def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, mon
     assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
 
 
-def test_means_go_to_opentelemetry_and_prometheus(
-    vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
-):
-    spans, observed = [], []
-    span = SimpleNamespace(end=lambda: None)
-    tracer = SimpleNamespace(start_span=lambda name, **more: (spans.append((name, more["attributes"])), span)[1])
-    trace = SimpleNamespace(get_tracer=lambda name: tracer)
-    monkeypatch.setitem(sys.modules, "opentelemetry", SimpleNamespace(trace=trace))
-    kept = lambda name, *_, **more: SimpleNamespace(observe=lambda value: observed.append((name, value)))  # noqa: E731
-    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Histogram=kept))
-    records._histogram.cache_clear()
-    served, tokens = Served(), []
-    for step in range(3):
-        served.step({"a-1234abcd": {"clearhead": ALL}}, **{"a-1234abcd": [24, 1][step > 0]})
-        tokens.append([watched(served, "a-1234abcd", layer, [0, 1, 2, 3], SPANS) for layer in range(LAYERS)])
-    assert not spans
-    served.step({}, ("a-1234abcd", "another"), b=3)
-    names = "entropy", "first", "spans"
-    means = {name: np.mean([[x[name] for x in one] for one in tokens], (0, 1, 2)) for name in names}
-    expected = {f"clearhead.{name}": pytest.approx(x, rel=1e-4) for name, x in means.items()}
-    assert spans == [("attention", {**expected, "gen_ai.request.id": "a", "clearhead.tokens": 3})]
-    assert {name.split("_")[2]: x for name, x in observed} == pytest.approx({k: x.sum() for k, x in means.items()})
-    assert not recorder.means
-
-
 def test_kept_statistics_stay_below_the_limit_of_memory(
     vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
 ):
@@ -238,7 +213,6 @@ LIMITS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {  # environment
     "memory": ({records.MEMORY: "1"}, {"top": 20, "max_tokens": 500}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
     "the rest": ({records.MEMORY: "1"}, {"top": 20, "positions": 530}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
     "a server": ({records.MEMORY: "0"}, {"first": True}, "this server writes no file and keeps nothing in memory"),
-    "no number": ({records.MEMORY: "1e3"}, {"first": True}, "CLEARHEAD_VLLM_MEMORY is '1e3': expected a whole number"),
 }
 
 
@@ -276,10 +250,8 @@ def test_a_server_keeps_only_what_can_be_read(vllm: Modules, monkeypatch: pytest
     if dev == "0":
         with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read"):
             platform.validate_request({}, params)
-        config = a_config()
-        config.observability_config.otlp_traces_endpoint = "http://127.0.0.1:4317"
-        platform.check_and_update_config(config)
-    platform.validate_request({}, params)
+    else:
+        platform.validate_request({}, params)
 
 
 def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules):
@@ -378,20 +350,16 @@ def test_layers_of_other_kinds_are_refused(vllm: Modules):
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no dictionary": (["entropy"], "clearhead is .*: expected a dictionary, or one as JSON"),
-    "no JSON": ("{entropy}", "expected a dictionary, or one as JSON"),
     "an unknown choice": ({"entropie": True}, "a choice of the request is 'entropie': expected layers, heads"),
     "a text for a flag": ({"entropy": "yes"}, "entropy is 'yes': expected True or False"),
     "nothing": ({"layers": [0]}, "clearhead has nothing to watch"),
     "a layer too many": ({"first": True, "layers": [3]}, r"layers is \[3\]: expected .* from 0 to 2"),
-    "heads that are no list": ({"first": True, "heads": 1}, "heads is 1: expected a list"),
     "a span that is empty": ({"spans": [[3, 3]]}, r"spans is .*: expected a list of \[start, stop\)"),
     "a span beyond the prompt": ({"spans": [[0, 31]]}, "within the prompt's 30 tokens"),
     "JSON without an end": ("[" * 200_000, "expected a dictionary, or one as JSON"),
     "too many spans": ({"spans": [[0, 1]] * 257}, "there are 257 spans: expected at most 256"),
     "no layers": ({"first": True, "layers": []}, "expected .* from 0 to 2, at least one"),
     "NumPy's layers": ({"first": True, "layers": [np.int64(1)]}, "expected a list of Python's whole numbers"),
-    "NumPy's truth": ({"first": np.True_}, "first is .*: expected True or False"),
-    "NumPy's spans": ({"spans": [[0, np.int64(3)]]}, "spans is .*: expected a list of"),
     "NumPy's top": ({"top": np.int64(3)}, "top is .*: expected a number of keys"),
     "more keys than there are": ({"top": 31}, "top is 31: expected a number of keys up to the prompt's 30 tokens"),
 }

@@ -1,21 +1,16 @@
 """ch.watch keeps what a model's attention did, in files too; the names of its layers come from their modules' paths."""
 
-import json
 import re
-import struct
 import warnings
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from safetensors.numpy import save
 
 import clearhead as ch
-from changed import Letters
 from clearhead.core import definition
 from clearhead.errors import SelectionError
 from clearhead.watching.naming import LayerNames
@@ -194,6 +189,9 @@ def test_chosen_layers_and_heads_only():
     close(seen[1].heads(1).top.weights, -np.sort(-truth["1"][:, 3], -1)[..., :2], "top of head 3")
     with pytest.raises(ch.errors.SelectionError, match="no layer '0'"):
         seen["0"]
+    with torch.no_grad(), ch.watch(model) as running:
+        model(**passed)
+        assert running.layer("model.layers.1.self_attn").name == "1"
     for wrong, said in (({"layers": [7]}, "no 7"), ({"heads": [4]}, "heads: there is no head 4 in layer 0")):
         with pytest.raises(ch.errors.SelectionError, match=said), torch.no_grad(), ch.watch(model, **wrong):
             model(**passed)
@@ -201,20 +199,16 @@ def test_chosen_layers_and_heads_only():
 
 def test_statistics_without_keeping_queries_and_keys():
     model, passed = build("llama"), inputs("llama")
-    seen = seen_of(model, passed, keep=False, received=True)
+    kept, seen = seen_of(model, passed), seen_of(model, passed, keep=False, received=True, diagonal=True)
     assert seen[0].received.shape == (2, 4, 11)
+    diagonal = np.diagonal(kept.matrix(0)[...], axis1=-2, axis2=-1)
+    np.testing.assert_allclose(seen[0].diagonal, diagonal, atol=1e-6)
+    close([line.diagonal for line in seen.summary()[:4]], diagonal.mean((0, -1)), "diagonal")
     with pytest.raises(ch.errors.RuleError, match="keep=True"):
         seen.matrix(0)
     assert "-" in str(seen.summary())
     with pytest.raises(ch.errors.RuleError, match="of several steps"), ch.watch(model, keep=False):
         model.generate(**passed, **greedy(3))
-
-
-def test_a_tokenizer_turns_tokens_into_texts():
-    model, passed = build("t5"), inputs("t5")
-    seen = seen_of(model, passed, tokenizer=Letters())
-    assert seen.source_tokens == [[f" w{x}" for x in row] for row in passed["input_ids"].tolist()]
-    assert seen.tokens == [[f" w{x}" for x in row] for row in passed["decoder_input_ids"].tolist()]
 
 
 def test_weights_are_recorded_before_dropout():
@@ -280,18 +274,6 @@ def test_models_that_cannot_be_watched_are_refused_early():
         llama(**inputs("llama"), output_attentions=True)
 
 
-def test_own_is_the_diagonal_in_layer_summary_and_file(tmp_path):
-    model, passed = build("gpt2"), inputs("gpt2")
-    kept, seen = seen_of(model, passed), seen_of(model, passed, diagonal=True, keep=False)
-    seen.save(tmp_path / "seen.safetensors")
-    for result in (seen, ch.load(tmp_path / "seen.safetensors")):
-        for layer in (0, 1):
-            diagonal = np.diagonal(kept.matrix(layer)[...], axis1=-2, axis2=-1)
-            np.testing.assert_allclose(result[layer].diagonal, diagonal, atol=1e-6)
-            means = [line.diagonal for line in result.summary() if line.layer == str(layer)]
-            np.testing.assert_allclose(means, diagonal.mean((0, -1)), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
@@ -346,77 +328,12 @@ def test_a_page_of_a_batch_says_which_text_and_what_of_it_is_padding(padding: st
         seen.to_svg(batch=9)
 
 
-def test_an_encoders_padding_is_not_that_of_the_decoders_tokens():
+def test_an_encoders_layers_have_its_own_tokens_and_padding():
     seen = seen_of(build("t5"), inputs("t5", "right"))
     assert seen.layer(seen.layers[0]).padding.any()
-    assert seen.document().header["runs"][0]["pads"] == []
-
-
-def observed(name: str, padding: str = "", dtype: torch.dtype = torch.float32) -> Any:
-    model = build(name).to(dtype)
-    asked: dict[str, Any] = {"entropy": True, "received": True, "peak": True, "distance": True, "max_logit": True}
-    return seen_of(model, inputs(name, padding), top=3, image=(3, 4), **asked)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "padding"), [("gpt-oss", "left"), ("t5", "right"), ("gemma2", "right"), ("vit", "")])
-def test_a_loaded_file_holds_what_was_saved(tmp_path: Path, name: str, padding: str, dtype: torch.dtype):
-    if dtype == torch.bfloat16 and name == "vit":
-        return  # its pictures are float32
-    seen = observed(name, padding, dtype)
-    seen.save(tmp_path / "seen.safetensors")
-    again = ch.load(tmp_path / "seen.safetensors")
-    assert (again.layers, again.tokens, again.model) == (seen.layers, seen.tokens, seen.model)
-    for layer in seen.layers:
-        np.testing.assert_array_equal(again.matrix(layer)[...], seen.matrix(layer)[...].numpy())
-        for part in ("logsumexp", "entropy", "received", "peak", "distance", "max_logit", "image"):
-            np.testing.assert_array_equal(getattr(again[layer], part), getattr(seen[layer], part).numpy())
-        for one, other in zip(again[layer].top, seen[layer].top, strict=True):
-            np.testing.assert_array_equal(one, other.numpy())
-    assert [p.name for p in tmp_path.iterdir()] == ["seen.safetensors"]
-    assert str(again.summary()) == str(seen.summary())
-
-
-def test_another_suffix_is_refused(tmp_path: Path):
-    with pytest.raises(ch.errors.FileError, match=r"seen.npz is the name of neither a page nor a safetensors file"):
-        observed("gpt2").save(tmp_path / "seen.npz")
-    assert list(tmp_path.iterdir()) == []
-
-
-def header_of(data: bytes) -> dict[str, Any]:
-    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-
-
-def with_words(data: bytes, **changes: Any) -> bytes:
-    """The same file with some of its text replaced."""
-    head = header_of(data)
-    words = json.loads(head["__metadata__"]["watch"]) | changes
-    head["__metadata__"]["watch"] = json.dumps(words)
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data[8 + struct.unpack("<Q", data[:8])[0] :]
-
-
-def test_incomplete_files_are_refused(tmp_path: Path):
-    place = tmp_path / "seen"
-    observed("gpt2").save(place)
-    data = place.read_bytes()
-    layers = json.loads(header_of(data)["__metadata__"]["watch"])["layers"]
-    faults = {
-        "does not exist": None,
-        "not a whole safetensors file": data[:-7],
-        "not a whole": data[:5],
-        "format 7": with_words(data, format=7),
-        "not a whole record": with_words(data, layers=[{**layers[0], "queries": 5}]),
-        "two layers have one name": with_words(data, layers=[layers[0], {**layers[1], "name": "0"}]),
-        "TypeError": with_words(data, layers=[3]),
-        "not written by seen.save": save({"x": np.zeros(3, np.float32)}),
-        "unknown rule": with_words(data, layers=[{**layers[0], "rules": {"caus": True}}, layers[1]]),
-    }
-    for said, fault in faults.items():
-        what = re.escape(said)
-        place.unlink(missing_ok=True)
-        if fault is not None:
-            place.write_bytes(fault)
-        with pytest.raises(ch.errors.FileError, match=what):
-            ch.load(place)
+    run = seen.document().header["runs"][0]
+    assert run["pads"] == []
+    for layer in run["layers"]:
+        assert layer["text"] == ("sources" if layer["name"].startswith("encoder") else "tokens")
+        assert len(run[layer["text"]]) == layer["queries"]
+    assert f">{run['sources'][1]}</text>" in seen.to_svg(layer="encoder.0.self")

@@ -228,5 +228,5 @@ def test_an_encoder_decoder_generates_as_full_passes_by_hand(name: str):
         torch.testing.assert_close(run.sequences[:, -6:], ids[:, -6:])
         close = {"rtol": 0, "atol": 1e-5 * float(out.logits.abs().max())}
         torch.testing.assert_close(run.logits[-1], out.logits[:, -1], **close)
-    kept = next(pair[0] for path, pair in hand.kept.items() if cross(path, 1))
+    kept = next(weights for path, weights in hand.kept.items() if cross(path, 1))
     torch.testing.assert_close(seen.matrix("decoder.1.cross")[...], kept, rtol=0, atol=1e-5)

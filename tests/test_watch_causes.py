@@ -1,50 +1,24 @@
 """ch.watch(causes=True): g equals autograd's through eager attention, and everything else about it."""
 
 import gc
-import itertools
-import sys
 import weakref
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers import masking_utils as theirs
 
 import clearhead as ch
-from changed import Letters
+from changed import ByHand, Letters, by_hand
 from clearhead.errors import RuleError
 from clearhead.spelling import spelled
 from seeds import fresh
-from watched import FAMILIES, FAMILY, Family, build, eager, in_pieces, inputs, logits
+from small_models import small
+from watched import FAMILIES, Family, build, in_pieces, inputs, logits
 
 QUICK = ("gpt2", "llama", "mistral", "gemma2", "gpt-oss", "bert", "t5", "vit")
-_outputs: list[torch.Tensor] = []
 _seed = 0
-
-
-def _eager(module: Any, *arrays: Any, **more: Any) -> Any:
-    """The model's own eager attention, its output (batch, queries, heads, d_v) kept."""
-    result = sys.modules[type(module).__module__].eager_attention_forward(module, *arrays, **more)
-    _outputs.append(result[0])
-    return result
-
-
-@contextmanager
-def eager_outputs(model: Any) -> Any:
-    """Inside, attention is eager, and each output is put into the list that this gives."""
-    AttentionInterface.register("kept_eager", _eager)
-    AttentionMaskInterface.register("kept_eager", theirs.eager_mask)
-    _outputs.clear()
-    before = model.config._attn_implementation
-    model.set_attn_implementation("kept_eager")
-    yield _outputs
-    model.set_attn_implementation(before)
-    _outputs.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +50,8 @@ def number_of(out: Any) -> torch.Tensor:
 
 def derivatives(model: Any, passed: dict[str, Any], number: Any = number_of) -> list[torch.Tensor]:
     """The derivative by each attention's output, (batch, heads, queries, d_v), in the order in which they ran."""
-    with eager_outputs(model) as outputs:
-        grads = torch.autograd.grad(number(model(**passed)), list(outputs))
-    return [grad.transpose(1, 2) for grad in grads]
+    with by_hand(model, ByHand()) as hand:
+        return list(torch.autograd.grad(number(model(**passed)), hand.made))
 
 
 def apart(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -209,13 +182,7 @@ def test_a_model_that_is_dropped_is_freed():
 @pytest.mark.parametrize("name", ["llama", "albert"])
 def test_gradient_checkpointing(name: str):
     """Albert's layers are one module, so that a checkpoint computes several calls of it again."""
-    if name == "albert":
-        torch.manual_seed(3)
-        shape = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
-        plain = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "embedding_size": 16}
-        model = hf.AlbertModel(hf.AlbertConfig(vocab_size=60, **shape, **plain)).train()
-    else:
-        model = build("llama").train()
+    model = (small(hf.AlbertModel) if name == "albert" else build("llama")).train()
     passed = drawn("llama") | ({} if name == "albert" else {"use_cache": False})
     truth = derivatives(model, passed)
     if name == "albert":
@@ -253,14 +220,6 @@ def test_the_pieces_of_a_text_with_a_cache():
         (logits(out).square().sum() + logits(last).square().sum()).backward()
     assert_derivatives(seen, truth)
     assert [seen.layer(layer).v.shape for layer in (0, 1)] == [(2, 2, 11, 8)] * 2
-
-
-def test_chosen_layers_and_heads():
-    model, passed = build("llama"), drawn("llama")
-    truth = derivatives(model, passed)
-    seen = watched(model, passed, layers=[1], heads=[3, 0])
-    assert_derivatives(seen, [truth[1][:, [0, 3]]])
-    assert seen.layer(1).v.shape == (2, 2, 11, 8)
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])
@@ -392,98 +351,38 @@ def test_what_cannot_be_is_refused_by_name():
             asking(1)
     with ch.watch(model, causes=True) as seen:
         model(**passed)
-    for asking in (seen.strongest, seen.heads, lambda: seen.cut_effects(0)):
+    for asking in (seen.strongest, lambda: seen.cut_effects(0)):
         with pytest.raises(RuleError, match="no backward pass has run"):
             asking()
 
 
-def test_a_stack_that_the_model_runs_without_a_graph_is_named():
-    class Frozen(hf.CLIPModel):
-        def get_image_features(self, *args: Any, **more: Any) -> Any:
-            with torch.no_grad():
-                return super().get_image_features(*args, **more)
-
-    model = build(Family("clip", Frozen, hf.CLIPConfig, "pair", FAMILY["clip"].more))
-    vision = model.vision_model.forward
-    model.vision_model.forward = torch.no_grad()(vision)
-    seen = watched(model, drawn("clip"))
-    assert seen.layer("text_model.0").g.any()
-    with pytest.raises(RuleError, match=r"layer vision_model\.0 ran without a graph"):
-        seen.cut_effects("vision_model.0")
-
-
-def test_a_file_holds_the_derivative(tmp_path: Path):
-    model, passed = build("gpt-oss"), drawn("gpt-oss")
-    with ch.watch(model, causes=True) as seen:
-        number = number_of(model(**passed))
-    with pytest.raises(RuleError, match="no backward pass has run"):
-        seen.save(tmp_path / "seen")
-    assert not list(tmp_path.iterdir())
-    number.backward()
-    seen.save(tmp_path / "seen")
-    again = ch.load(tmp_path / "seen")
-    for layer in (0, 1):
-        np.testing.assert_array_equal(again.layer(layer).g, seen.layer(layer).g)
-        np.testing.assert_array_equal(again.layer(layer).v, seen.layer(layer).v)
-
-
-def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """Contributions and cuts of every layer in float64, from eager attention's weights, (batch, heads, queries, keys).
-
-    A cut is a_ij/(1 - a_ij)·(r_i - t_ij); both differences are sums over the other keys, so that no digits cancel.
-    """
-    results = {}
-    for name, weights in truth.items():
-        layer, a = seen.layer(name), weights.astype(np.float64)
-        g, v = layer.g.double().numpy(), layer.v.double().numpy()
-        t = g @ np.repeat(v, g.shape[1] // v.shape[1], 1).swapaxes(-1, -2)
-        others = 1 - np.eye(a.shape[-1])
-        sink: Any = 0.0
-        if "sinks" in layer.rules:  # 1 - Σ a, with its digits
-            logit = layer.rules["sinks"].double().numpy()[:, None]
-            sink = np.exp(logit - layer.observation.logsumexp.double().numpy())[..., None]
-        rest = a @ others + sink
-        alone = -(a * t)
-        cuts = np.divide(a * ((a * t) @ others - t * (a @ others + sink)), rest, out=alone.copy(), where=rest > 0)
-        results[name] = {"contributions": a * t, "cut_effects": cuts}
-    return results
-
-
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "t5", "vit"])
-def test_causes_equal_those_of_eager_weights(name: str):
-    model, passed = build(name), drawn(name)
-    _, truth = eager(model, passed)
-    seen = watched(model, passed)
-    expected = dense(seen, truth)
-    for layer, kind in itertools.product(seen.layers, ("contributions", "cut_effects")):
-        result = getattr(seen, kind)(layer)[...].double().numpy()
-        size = np.abs(expected[layer][kind]).max()
-        np.testing.assert_allclose(result, expected[layer][kind], atol=2e-4 * size, err_msg=f"{layer} {kind}")
+def test_edges_and_heads_are_those_of_all_layers(name: str):
+    seen = watched(build(name), drawn(name))
     edges = seen.strongest(30)
     assert len(edges) == 30
-    magnitudes = [abs(edge.value) for edge in edges]
-    assert magnitudes == sorted(magnitudes, reverse=True)
     for edge in edges:
         there = float(seen.cut_effects(edge.layer)[edge.batch, edge.head, edge.query, edge.key])
         assert there == pytest.approx(edge.value, rel=1e-4)
-    every = np.sort(np.concatenate([np.abs(one["cut_effects"]).reshape(-1) for one in expected.values()]))
-    np.testing.assert_allclose(magnitudes, every[:-31:-1], rtol=1e-2)
+    every = np.concatenate([seen.cut_effects(layer)[...].abs().flatten() for layer in seen.layers])
+    np.testing.assert_allclose([abs(edge.value) for edge in edges], np.sort(every)[:-31:-1], rtol=1e-4)
     sums = {
-        (name, head): x for name, one in expected.items() for head, x in enumerate(one["contributions"].sum((0, 2, 3)))
+        (layer, head): x
+        for layer in seen.layers
+        for head, x in enumerate(seen.contributions(layer)[...].double().sum((0, 2, 3)).tolist())
     }
-    lines = seen.heads()
-    np.testing.assert_allclose(
-        [line.contribution for line in lines], [sums[line[:2]] for line in lines], rtol=1e-2, atol=1e-2
-    )
-    assert [line.off for line in lines] == [-line.contribution for line in lines]
+    lines = seen.summary()
+    np.testing.assert_allclose([line.off for line in lines], [-sums[line[:2]] for line in lines], rtol=1e-2, atol=1e-2)
     said = str(edges), str(lines)
     assert max(len(line) for text in said for line in text.splitlines()) <= 80
 
 
 def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
     model, passed = build("t5"), drawn("t5")
+    truth = derivatives(model, passed)
     seen = watched(model, passed, heads=[3, 1], tokenizer=Letters())
-    assert {line.head for line in seen.heads()} == {1, 3}
+    assert_derivatives(seen, [g[:, [1, 3]] for g in truth])
+    assert {line.head for line in seen.summary()} == {1, 3}
     edges = seen.strongest(200)
     assert {edge.head for edge in edges} == {1, 3}
     for edge, (query, key) in zip(edges, edges.tokens, strict=True):
@@ -494,19 +393,3 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
     assert f"{query} ← {key}" in str(edges).splitlines()[1]
     with pytest.raises(RuleError, match="k is 0"):
         seen.strongest(0)
-
-
-def test_groups_of_steps_and_of_a_file_are_those_of_one_pass(tmp_path: Path):
-    model, passed = build("gemma3"), drawn("gemma3")
-    ids, words = passed["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
-    one = watched(model, passed, lambda out: logits(out)[:, -1].square().sum())
-    with ch.watch(model, causes=True) as steps:
-        logits(in_pieces(model, ids, [9, 2])[-1])[:, -1].square().sum().backward()
-    one.save(tmp_path / "seen")
-    for other in (steps, ch.load(tmp_path / "seen")):
-        for layer in (0, 1):
-            expected = one.cut_effects(layer).groups(words, words).numpy()
-            result = np.asarray(other.cut_effects(layer).groups(words, words))
-            np.testing.assert_allclose(result, expected, atol=1e-4 * np.abs(expected).max())
-        sizes = [[abs(edge.value) for edge in seen.strongest(5)] for seen in (one, other)]
-        np.testing.assert_allclose(*sizes, rtol=1e-3)

@@ -11,8 +11,7 @@ import torch
 
 from clearhead.diagnosing.mistakes import mistakes
 from right_programs import rules_for
-from wrong_attention import CACHE, attention
-from wrong_rules import BLOCKS
+from wrong_attention import attention
 
 
 def layer(inputs, heads, does, details, rules):
@@ -20,17 +19,12 @@ def layer(inputs, heads, does, details, rules):
     batch, n, width = x.shape
     wrong_one = "qkvo"[details["which"]]
     made = {}
-    context = inputs.get("context", x)
-    if "context ignored or swapped" in does:
-        x, context = (x, x) if details["which"] < 2 else (context, x)
     for name in "qkv":
         w = inputs[f"w_{name}"]
-        y = (x if name == "q" else context) @ (w.T if "W transposed" in does and name == wrong_one else w)
+        y = x @ (w.T if "W transposed" in does and name == wrong_one else w)
         if not ("projection bias left out" in does and (name == wrong_one or wrong_one == "k")):
             y = y + inputs[f"b_{name}"]
         made[name] = y
-    if "output projection before joining" in does and details["which"] < 2:
-        made["v"] = made["v"] @ inputs["w_o"]
     d = width // heads
     if "packed in another layout" in does:
         made = repacked(made, heads, d, details["which"])
@@ -38,9 +32,8 @@ def layer(inputs, heads, does, details, rules):
     if "heads never split" in does:
         split |= {name: made[name][:, None].expand(batch, heads, n, width) for name in "qk"}
         rules = rules if details["which"] % 2 else {**rules, "scale": rules.get("scale", d**-0.5)}
-    out = attention(split["q"], split["k"], split["v"], does - {"residual included"}, details, rules)
-    out = projected(inputs, made, out, heads, does, details)
-    return out + inputs["x"] if "residual included" in does else out
+    out = attention(split["q"], split["k"], split["v"], does, details, rules)
+    return projected(inputs, out, heads, does, details)
 
 
 def repacked(made, heads, d, which):
@@ -55,7 +48,7 @@ def repacked(made, heads, d, which):
     return {name: wide[..., i * width : (i + 1) * width] for i, name in enumerate("qkv")}
 
 
-def projected(inputs, made, out, heads, does, details):
+def projected(inputs, out, heads, does, details):
     """The heads joined and projected."""
     batch, _, n, d = out.shape
     width, wrong_one = heads * d, "qkvo"[details["which"]]
@@ -68,25 +61,19 @@ def projected(inputs, made, out, heads, does, details):
     if "output projection left out" in does:
         return joined
     w_o = inputs["w_o"]
-    if "output projection before joining" in does:
-        if details["which"] >= 2:
-            parts = [out[:, h] @ w_o[h * d : (h + 1) * d, h * d : (h + 1) * d] for h in range(heads)]
-            joined = torch.cat(parts, dim=-1)
-        return joined + inputs["b_o"]
     joined = joined @ (w_o.T if "W transposed" in does and wrong_one == "o" else w_o)
     return joined if "projection bias left out" in does and wrong_one in "ko" else joined + inputs["b_o"]
 
 
 LAYER = {
-    *("W transposed", "context ignored or swapped", "heads merged interleaved", "heads merged without the transpose"),
-    *("heads never split", "output projection before joining", "output projection left out"),
-    *("packed in another layout", "projection bias left out"),
+    *("W transposed", "heads merged interleaved", "heads merged without the transpose", "heads never split"),
+    *("output projection left out", "packed in another layout", "projection bias left out"),
 }
 SQUARE = {"q and k swapped", "weights transposed", "queries instead of values", "mask transposed", "padding on queries"}
 SQUARE |= {"queries in place of keys", "keys in place of queries", "packed in another order", "attention over heads"}
-SQUARE |= {"attention over the batch", "keepdims missing", "padding on both axes", "bias transposed"}
+SQUARE |= {"attention over the batch", "bias transposed"}
 
-AS_WIDE = {"k and v swapped", "packed in another order", "values in place of keys", "residual included"}
+AS_WIDE = {"k and v swapped", "packed in another order", "values in place of keys"}
 AS_WIDE |= {"keys instead of values", "queries instead of values"}
 
 NEEDED = {  # what the inputs must have, and the mistakes that need it
@@ -99,66 +86,59 @@ NEEDED = {  # what the inputs must have, and the mistakes that need it
     "groups": ("grouped keys tiled", "first key group only"),
     "rotary": (
         *("rotary missing", "rotary pairing", "rotary off by one", "rotary on values", "rotary backwards"),
-        *("rotary on one side", "rotary on a part", "rotary angles for other pairs"),
+        "rotary on one side",
     ),
     "causal": (
         *("causal mask missing", "causal mask inverted", "causal mask strict", "mask after softmax"),
         *("mask added as 0/1", "mask fills with a finite number", "causal mask one ahead", "mask of the wrong sign"),
-        *("diagonal block unmasked", "diagonal block skipped", "indices local to a block"),
     ),
     "causal uneven": ("causal mask in the other corner",),
     "mask": ("mask ignored", "mask inverted", "mask transposed"),
     "padding": (
-        *("padding ignored", "padding inverted", "padding on queries", "padding on both axes", "padding on the left"),
-        *("padding off by one", "one length for all"),
+        *("padding ignored", "padding inverted", "padding on queries", "padding on the left", "padding off by one"),
     ),
     "query_lengths": ("query lengths ignored",),
     "segments": ("segments ignored",),
     "window": (
         *("window missing", "window off by one", "window on both sides", "window on the left only"),
-        *("chunks in place of a window", "NaN from a hidden block", "window halved", "window open to the right"),
-        "window without the query's position",
+        *("window halved", "window open to the right", "window without the query's position"),
     ),
     "sinks": ("sinks missing", "sinks unshifted", "sinks scaled", "sinks not as logits"),
     "blind": ("empty rows are NaN", "empty rows are averaged"),
-    "heads": ("output projection before joining", "softmax of the mean of the heads"),
+    "heads": ("softmax of the mean of the heads",),
     "softcap bias": ("softcap in another place",),
     "rotary decode": ("rotary restarted",),
     "masks": ("mask tiled over heads",),
     "causal padding": ("rules joined by or",),
-    "decode": tuple(CACHE),
 }
 NEEDS = {name: need for need, names in NEEDED.items() for name in names}
 
 ELSEWHERE = {  # made in test_mistakes.py
-    *("scale twice", "another step", "softmax without its maximum", "all masks ignored"),
-    *("a narrow dtype somewhere", "mask after softmax, renormalised", "offset below 0 taken for 0"),
+    *("scale twice", "all masks ignored", "a narrow dtype somewhere", "offset below 0 taken for 0"),
 }
 NAMES = sorted({mistake.name for mistake in mistakes()} - ELSEWHERE)
 
 # these are made alone, or beside a mistake that is not among them
-SELDOM = {mistake.name for mistake in mistakes() if mistake.seldom or mistake.alone}
+SELDOM = {mistake.name for mistake in mistakes() if mistake.seldom}
 
 LONE = {
     "rules joined by or",
-    *("attention over heads", "attention over the batch", "mask of the wrong sign", "NaN from a hidden block"),
-    *("context ignored or swapped", "softmax over everything", "rotary restarted"),
+    *("attention over heads", "attention over the batch", "mask of the wrong sign"),
+    *("softmax over everything", "rotary restarted"),
 }
 
 # mistakes at the same place exclude each other: no code makes both
 EXCLUDE = (
     {n for n in NAMES if n.startswith("scale ") or n in ("no scale", "log2 e with exp", "heads never split")}
-    | {"cosine in place of the product", "exp2 without log2 e"},
+    | {"exp2 without log2 e"},
     {
         n
         for n in NAMES
-        if n.startswith(("softmax ", "sigmoid", "logarithm"))
-        or n in ("no softmax", "rescale missing", "last block only", "tail of the keys", "keepdims missing")
-        or n in ("one more in the denominator", "exp2 without log2 e")
-        or n in BLOCKS
+        if n.startswith("softmax ")
+        or n in ("no softmax", "rescale missing", "one more in the denominator", "exp2 without log2 e")
     },
-    {n for n in NAMES if n.startswith("causal")} | BLOCKS,
-    {n for n in NAMES if n.startswith("padding")} | {"one length for all"},
+    {n for n in NAMES if n.startswith("causal")},
+    {n for n in NAMES if n.startswith("padding")},
     {"mask ignored", "mask inverted", "mask transposed", "mask tiled over heads"},
     {
         *("mask after softmax", "mask added as 0/1", "mask fills with a finite number"),
@@ -166,9 +146,9 @@ EXCLUDE = (
     },
     {"heads split without the transpose", "heads interleaved", "heads never split", "packed in another layout"},
     {"heads merged without the transpose", "heads merged interleaved"},
-    {"output projection left out", "output projection before joining", "W transposed"},
+    {"output projection left out", "W transposed"},
     {
-        *("transpose missing", "q and k swapped", "cosine in place of the product", "heads never split"),
+        *("transpose missing", "q and k swapped", "heads never split"),
         *("queries in place of keys", "keys in place of queries", "values in place of keys", "packed in another order"),
         "k and v swapped",
     },
@@ -204,15 +184,10 @@ def compatible(names):
         return False
     if chosen & LAYER and chosen & {"grouped keys tiled", "first key group only"}:  # these layers have no groups
         return False
-    if chosen & CACHE and (chosen & SQUARE or chosen & LAYER or "causal" in " ".join(chosen) or "padd" in str(chosen)):
-        return False
-    if "logarithm of the softmax" in chosen and {*" ".join(NEEDS.get(n, "") for n in names).split()} - {"groups"}:
-        return False
     if any("in place of" in n or "sinks" in n for n in chosen) and chosen & {"transpose missing", "grouped keys tiled"}:
         return False
-    blocked = chosen & ({"rescale missing", "last block only", "tail of the keys"} | BLOCKS)
     odd = chosen & {"mask after softmax", "weights transposed", "empty rows are NaN", "empty rows are averaged"}
-    if len(blocked) > 1 or (blocked and odd):
+    if "rescale missing" in chosen and odd:
         return False
     needs = " ".join(NEEDS.get(name, "") for name in names)
     if "uneven" in needs and chosen & (SQUARE | {"transpose missing"}):
@@ -234,12 +209,10 @@ def case(names, rng, dtype=torch.float32, size=0):
         heads, kv_heads = 4, 2
     d = int(rng.choice([[4, 6, 8], [10, 12, 16], [24, 32, 40]][size]))
     n = int(rng.choice([[18, 19, 20, 21, 23, 25, 27], [35, 37, 41, 46], [66, 70, 75, 99]][size]))
-    n = n + 9 if "NaN from a hidden block" in does else n
     m = n if does & SQUARE or does & LAYER or needs & {"causal", "window", "padding"} or rng.random() < 0.5 else n + 5
     m = n + 7 if "uneven" in needs else m
     if "decode" in needs:
         n, m = (int(rng.choice([1, 2, 3])) if len(does) == 1 else 4), n
-    m += "tail of the keys" in does and m % 16 == 0  # so that the last block is a short one
     d_v = d + 2 if "scale of d_v" in does or (rng.random() < 0.3 and not does & LAYER) else d
     if does & AS_WIDE:
         d_v = d
@@ -252,16 +225,8 @@ def case(names, rng, dtype=torch.float32, size=0):
         "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])),
         "which": int(rng.integers(0, 4)),
     }
-    if "tail of the keys" in does:
-        details["block"] = 8 if n % 8 and m % 8 else 16
-    if does & BLOCKS:
-        details["block"] = 16 if len(does) > 1 or rng.random() < 0.5 else int(rng.choice([4, 8] if size == 0 else [8]))
-    if "NaN from a hidden block" in does:
-        details["block"] = 16
-    if does & LAYER or ("residual included" in does and len(does) == 1 and rng.random() < 0.5):
+    if does & LAYER:
         inputs = _layer_inputs(rng, 2, n, heads, d, dtype)
-        if "context ignored or swapped" in does:
-            inputs["context"] = torch.tensor(rng.standard_normal(inputs["x"].shape), dtype=dtype)
         theirs = layer(inputs, heads, does, details, rules)
         inputs = {name: x.numpy() for name, x in inputs.items()} | {"num_heads": heads}
     else:

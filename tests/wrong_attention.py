@@ -3,17 +3,13 @@
 import numpy as np
 import torch
 
-from wrong_rules import BLOCKS, alibi, seen_by, spanned
-
-CACHE = {
-    *("newest slot of the cache empty", "cache of another beam", "old keys ignored"),
-}
+from wrong_rules import alibi, seen_by, spanned
 
 
 def attention(q, k, v, does, details, rules):
     """One naive attention; `does` holds the names of the mistakes it makes."""
     q, k, v = (_resplit(x, does) for x in (q, k, v))
-    heads, n = q.shape[1:3]
+    heads = q.shape[1]
     group = heads // k.shape[1]
     if "k and v swapped" in does:
         k, v = v, k
@@ -21,8 +17,6 @@ def attention(q, k, v, does, details, rules):
         q, k, v = {0: (k, v, q), 1: (v, q, k)}.get(details["which"], (v, k, q))
     if "rotary" in rules:
         q, k, v = rotary(q, k, v, does, details, rules)
-    if does & CACHE:
-        k, v = cached(k, v, n, does, details)
     if "grouped keys tiled" in does:
         k, v = k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1)
     elif "first key group only" in does:
@@ -33,7 +27,6 @@ def attention(q, k, v, does, details, rules):
         v = k
     if "queries instead of values" in does:
         v = q
-    before = q
     if "queries in place of keys" in does:
         k = q
     if "keys in place of queries" in does:
@@ -47,7 +40,7 @@ def attention(q, k, v, does, details, rules):
         out = out[:, :1].expand(-1, heads, -1, -1)
     elif "mean of the heads" in does:
         out = out.mean(1, keepdim=True).expand(-1, heads, -1, -1)
-    return out + before if "residual included" in does else out
+    return out
 
 
 def across(q, k, v, does, details, rules):
@@ -59,28 +52,12 @@ def across(q, k, v, does, details, rules):
     return torch.einsum(f"{name}->bhnd", out)
 
 
-def cached(k, v, new, does, details):
-    """Keys and values as a faulty cache gives them; the last `new` are of this step."""
-    k, v = k.clone(), v.clone()
-    if "newest slot of the cache empty" in does:
-        if details["which"] != 1:
-            k[:, :, -new:] = 0
-        if details["which"] != 2:
-            v[:, :, -new:] = 0
-    elif "cache of another beam" in does:
-        for x in (k, v):
-            x[:, :, :-new] = x[:, :, :-new].flip(0)
-    return k, v
-
-
 def attended(q, k, v, does, details, rules):
     """From queries, keys and values of each head to its output."""
     batch, heads, n, d = q.shape
     m = k.shape[2]
     s = scores(q, k, does, rules, heads, d, v.shape[-1], details)
     seen = seen_by(n, m, does, rules, batch, heads, details)
-    if "old keys ignored" in does:
-        seen[..., : m - n] = False
     if "sinks not as logits" in does:
         rules = {**rules, "sinks": np.exp(rules["sinks"]) if details["which"] % 2 else np.log(rules["sinks"])}
     if "sinks scaled" in does:
@@ -118,9 +95,6 @@ def attended(q, k, v, does, details, rules):
 
 def scores(q, k, does, rules, heads, d, d_v, details):
     n, m = q.shape[-2], k.shape[-2]
-    if "cosine in place of the product" in does:
-        s = torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1, eps=0)
-        return s if details["which"] % 2 else s * rules.get("scale", d**-0.5)
     if "transpose missing" in does:
         s = q @ k
     elif "q and k swapped" in does:
@@ -149,18 +123,14 @@ def scores(q, k, does, rules, heads, d, d_v, details):
     return s * next((scale for name, scale in scales.items() if name in does), usual)
 
 
-def _turn(x, places, base, pairs, mixed=False):
+def _turn(x, places, base, pairs):
     d = x.shape[-1]
     out = torch.empty_like(x)
     for i in range(d // 2):
         a, b = (i, i + d // 2) if pairs == "half" else (2 * i, 2 * i + 1)
-        # the place of an angle that is meant for column a or b: of the other pairing where they are mixed up
-        at_a = at_b = i
-        if mixed:
-            at_a, at_b = (a // 2, b // 2) if pairs == "half" else (a % (d // 2), b % (d // 2))
-        angle_a, angle_b = ((places.double() * base ** (-2 * place / d)).to(x.dtype) for place in (at_a, at_b))
-        out[..., a] = x[..., a] * torch.cos(angle_a) - x[..., b] * torch.sin(angle_a)
-        out[..., b] = x[..., a] * torch.sin(angle_b) + x[..., b] * torch.cos(angle_b)
+        angle = (places.double() * base ** (-2 * i / d)).to(x.dtype)
+        out[..., a] = x[..., a] * torch.cos(angle) - x[..., b] * torch.sin(angle)
+        out[..., b] = x[..., a] * torch.sin(angle) + x[..., b] * torch.cos(angle)
     return out
 
 
@@ -177,13 +147,7 @@ def rotary(q, k, v, does, details, rules):
     pairs = "neighbours" if "rotary pairing" in does else "half"
     if "rotary missing" in does:
         return q, k, v
-    mixed = "rotary angles for other pairs" in does
-    part = q.shape[-1] // 2 // 2 * 2 if "rotary on a part" in does else q.shape[-1]
-
-    def turn(x, places):
-        return torch.cat([_turn(x[..., :part], places, base, pairs, mixed), x[..., part:]], -1)
-
-    turned_q, turned_k = turn(q, places_q), turn(k, places_k)
+    turned_q, turned_k = _turn(q, places_q, base, pairs), _turn(k, places_k, base, pairs)
     if "rotary on one side" in does:
         return (turned_q, k, v) if which % 2 else (q, turned_k, v)
     if "rotary on values" in does and v.shape[-1] % 2 == 0:
@@ -202,7 +166,7 @@ def _resplit(x, does):
     return x
 
 
-UNUSUAL = {"softmax twice", "softmax over everything", "one more in the denominator", "keepdims missing"}
+UNUSUAL = {"softmax twice", "softmax over everything", "one more in the denominator", "softmax without its sum"}
 
 
 def sunk(s, rules, does, shift, power=torch.exp):
@@ -215,16 +179,14 @@ def sunk(s, rules, does, shift, power=torch.exp):
 def mixed(s, v, q, seen, does, details, rules):
     """From logits to the output."""
     m, block = s.shape[-1], details["block"]
-    if does & {"rescale missing", "last block only", "tail of the keys"}:
+    if "rescale missing" in does:
         return in_blocks(s, v, does, block, rules)
-    if does & (BLOCKS - {"diagonal block unmasked", "diagonal block skipped", "indices local to a block"}):
-        return merged(s, v, seen, does, block, rules)
     if "exp2 without log2 e" in does:
         top = torch.nan_to_num(s.amax(-1, keepdim=True), neginf=0)
         e = torch.exp2(s - top)
         total = e.sum(-1, keepdim=True)
         a = e / (total + sunk(s, rules, does, top, torch.exp2))
-    elif does & {"sigmoid in place of the softmax", "logarithm of the softmax", "softmax without its sum", *UNUSUAL}:
+    elif does & UNUSUAL:
         a = unusual(s, seen, does, details, rules)
     elif "no softmax" in does:
         a = torch.where(torch.isneginf(s), 0, s)
@@ -261,10 +223,6 @@ def mixed(s, v, q, seen, does, details, rules):
 def unusual(s, seen, does, details, rules):
     """Weights that are no softmax."""
     which = details["which"]
-    if "sigmoid in place of the softmax" in does:
-        return torch.sigmoid(s)
-    if "logarithm of the softmax" in does:
-        return torch.log_softmax(s, -1)
     if "softmax over everything" in does:
         return s.flatten().softmax(0).view(s.shape)
     top = torch.nan_to_num(s.amax(-1, keepdim=True), neginf=0)
@@ -274,63 +232,23 @@ def unusual(s, seen, does, details, rules):
         shift = top if which % 2 else 0
         e = torch.exp(s - shift)
         return e / (1 + e.sum(-1, keepdim=True) + sunk(s, rules, does, shift))
-    if "keepdims missing" in does:
-        e = torch.exp(s - s.amax(-1)[..., None, :]) if which % 2 else torch.exp(s - top)
-        return e / e.sum(-1)[..., None, :]
     a = torch.exp(s - top)
     a = torch.nan_to_num(a / (a.sum(-1, keepdim=True) + sunk(s, rules, does, top)))
     return a.softmax(-1) if which % 2 else torch.nan_to_num(a.masked_fill(~seen, -torch.inf).softmax(-1))
 
 
-def merged(s, v, seen, does, block, rules):
-    """Blocks of keys, each with its own maximum, put together at the end."""
-    m = s.shape[-1]
-    starts = list(range(0, m, block))
-    if "first block missing" in does:
-        starts = starts[1:]
-    spans = [slice(start, min(start + block, m)) for start in starts]
-    if "NaN from a hidden block" in does:
-        peak = torch.full((*s.shape[:-1], 1), -torch.inf, dtype=s.dtype)
-        acc, total = 0, 0
-        for span in spans:
-            new = torch.maximum(peak, s[..., span].amax(-1, keepdim=True))
-            p, shrink = torch.exp(s[..., span] - new), torch.exp(peak - new)
-            acc, total, peak = acc * shrink + p @ v[..., span, :], total * shrink + p.sum(-1, keepdim=True), new
-        return acc / total
-    tops = [torch.nan_to_num(s[..., span].amax(-1, keepdim=True), neginf=0) for span in spans]
-    powers = [torch.exp(s[..., span] - top) for span, top in zip(spans, tops, strict=True)]
-    sums = [p.sum(-1, keepdim=True) for p in powers]
-    outs = [p @ v[..., span, :] for span, p in zip(spans, powers, strict=True)]
-    if "blocks averaged" in does:
-        return sum(torch.where(total == 0, 0, out / total) for out, total in zip(outs, sums, strict=True)) / len(spans)
-    final = torch.stack(tops).amax(0)
-    weight = [1.0 if "blocks merged without their maxima" in does else torch.exp(top - final) for top in tops]
-    total = sum(w * t for w, t in zip(weight, sums, strict=True)) + sunk(s, rules, does, final)
-    acc = sum(w * out for w, out in zip(weight, outs, strict=True))
-    return torch.where(total == 0, 0, acc / torch.where(total == 0, 1, total))
-
-
 def in_blocks(s, v, does, block, rules):
-    """An online softmax, block after block of keys."""
+    """An online softmax, block after block of keys, which forgets to rescale."""
     batch, heads, n, m = s.shape
     acc = torch.zeros(batch, heads, n, v.shape[-1], dtype=s.dtype)
     total = torch.zeros(batch, heads, n, 1, dtype=s.dtype)
     peak = torch.full((batch, heads, n, 1), -torch.inf, dtype=s.dtype)
-    end = m // block * block if "tail of the keys" in does else m
-    for start in range(0, end, block):
+    for start in range(0, m, block):
         part = s[..., start : start + block]
         new = torch.maximum(peak, part.amax(-1, keepdim=True))
         p = torch.exp(part - torch.where(torch.isneginf(new), 0, new))
-        shrink = torch.where(torch.isneginf(peak), 0, torch.exp(peak - new))
-        if "rescale missing" in does:
-            shrink = 1.0
-        if "last block only" in does:
-            dead = torch.isneginf(part).all(-1, keepdim=True)  # a causal kernel skips this block
-            acc = torch.where(dead, acc, p @ v[..., start : start + block, :])
-            total = torch.where(dead, total, p.sum(-1, keepdim=True))
-        else:
-            acc = acc * shrink + p @ v[..., start : start + block, :]
-            total = total * shrink + p.sum(-1, keepdim=True)
+        acc = acc + p @ v[..., start : start + block, :]  # not times exp(peak - new)
+        total = total + p.sum(-1, keepdim=True)
         peak = new
     total = total + sunk(s, rules, does, peak)
     return torch.where(total == 0, 0, acc / torch.where(total == 0, 1, total))

@@ -2,11 +2,6 @@
 
 import torch
 
-BLOCKS = {
-    *("diagonal block unmasked", "diagonal block skipped", "indices local to a block", "blocks averaged"),
-    *("blocks merged without their maxima", "first block missing", "NaN from a hidden block"),
-}
-
 
 def seen_by(n, m, does, rules, batch, heads, details):
     """The visibility, bool (batch, heads, n, m), with the mistakes about masks."""
@@ -18,17 +13,13 @@ def seen_by(n, m, does, rules, batch, heads, details):
     if "rules joined by or" in does:
         lengths = torch.tensor(rules["kv_lengths"])[:, None, None, None]
         return seen & ((j <= i + offset) | (j < lengths))
-    if does & BLOCKS and rules.get("causal"):
-        seen &= block_mask(i + offset, j, does, details)
-    elif rules.get("causal") and "causal mask one ahead" in does:
-        seen &= j <= i + offset + 1
-    elif rules.get("causal") and "causal mask missing" not in does:
+    if rules.get("causal") and "causal mask missing" not in does:
         if "causal mask inverted" in does:
             seen &= j > i + offset
         elif "causal mask strict" in does:
             seen &= j < i + offset
         else:
-            seen &= j <= i + offset
+            seen &= j <= i + offset + ("causal mask one ahead" in does)
     if "window" in rules and "window missing" not in does:
         left, right = rules["window"]
         if "window off by one" in does:
@@ -37,8 +28,6 @@ def seen_by(n, m, does, rules, batch, heads, details):
             right = left
         if "window on the left only" in does:
             right = 0
-        if "chunks in place of a window" in does:
-            return seen & ((i + offset) // (left + 1) == j // (left + 1))
         if "window halved" in does:
             left, right = ((left + 1) // 2, (left + 1) // 2) if odd else ((left + 1) // 2, right)
         if "window open to the right" in does:
@@ -57,10 +46,8 @@ def seen_by(n, m, does, rules, batch, heads, details):
         paddings = {
             "padding inverted": j >= lengths,
             "padding on queries": i < lengths,
-            "padding on both axes": (j < lengths) & (i < lengths),
             "padding on the left": j >= m - lengths,
             "padding off by one": j < lengths + (1 if odd else -1),
-            "one length for all": j < (lengths.min() if odd else lengths.max()),
         }
         seen &= next((inside for name, inside in paddings.items() if name in does), j < lengths)
     if "query_segments" in rules and "segments ignored" not in does:
@@ -69,19 +56,6 @@ def seen_by(n, m, does, rules, batch, heads, details):
     if "query_lengths" in rules and "query lengths ignored" not in does:
         seen &= i < torch.tensor(rules["query_lengths"])[:, None, None, None]
     return seen
-
-
-def block_mask(i, j, does, details):
-    """The causal mask of a kernel over square blocks."""
-    block = details["block"]
-    if "diagonal block unmasked" in does:
-        return j // block <= i // block
-    if "diagonal block skipped" in does:
-        return j // block < i // block
-    if "indices local to a block" in does:
-        inside = j % block <= i % block
-        return inside & (j // block <= i // block) if details["which"] % 2 else inside
-    return j <= i
 
 
 def alibi(n, m, rules, dtype, does, details=None):

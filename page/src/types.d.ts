@@ -19,6 +19,7 @@ interface Layer {
   queries: number;
   keys: number;
   cross: boolean;
+  text: "tokens" | "sources" | "";
   exact: number[];
   statistics: Record<string, (number | null)[]>;
   captions: (Record<Language, string> | null)[];

@@ -9,14 +9,13 @@ from clearhead.loading import load as _load
 from clearhead.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from clearhead.changing.change import change as change
     from clearhead.changing.edits import boost as boost
+    from clearhead.changing.edits import change as change
     from clearhead.changing.edits import cut as cut
     from clearhead.changing.edits import like as like
     from clearhead.changing.edits import off as off
     from clearhead.changing.edits import scaled as scaled
     from clearhead.changing.edits import tempered as tempered
-    from clearhead.changing.edits import values_like as values_like
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
     from clearhead.engines.threads import get_num_threads as get_num_threads
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from clearhead.textbook.trace import trace as trace
     from clearhead.textbook.trace import trace_layer as trace_layer
     from clearhead.watching.seen import Seen as Seen
-    from clearhead.watching.seen import load as load
     from clearhead.watching.watch import watch as watch
 
 # No module beside this one is called like a public name: importing it would put the module in the name's place.
@@ -46,14 +44,13 @@ _HOMES = {
     "Seen": "watching.seen",
     "attention": "ops.attention",
     "boost": "changing.edits",
-    "change": "changing.change",
+    "change": "changing.edits",
     "cut": "changing.edits",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
     "explain": "explaining.explain",
     "get_num_threads": "engines.threads",
     "like": "changing.edits",
-    "load": "watching.seen",
     "load_model": "models.finding",
     "off": "changing.edits",
     "plan": "ops.attention",
@@ -64,7 +61,6 @@ _HOMES = {
     "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace",
-    "values_like": "changing.edits",
     "watch": "watching.watch",
 }
 

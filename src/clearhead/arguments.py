@@ -5,7 +5,7 @@ import sys
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from clearhead.errors import FileError, expected
+from clearhead.errors import FileError
 from clearhead.report.streams import can_show, complain
 from clearhead.spelling import breaks, cells
 from clearhead.version import __version__
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; argparse would print the usage before it."""
-        complain(self.prog, f"{message}.", f"{self.prog} --help shows examples.")
+        complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -87,6 +87,14 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {short!r}") from None
 
 
+def _numbers(text: str) -> list[int]:
+    """Whole numbers with commas, such as 1,8."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, such as 1,8, not {text[:30]!r}")
+    return [int(part) for part in parts]
+
+
 def _text(metavar: str, **more: Any) -> dict[str, Any]:
     return {"type": _name, "metavar": metavar, **more}
 
@@ -102,8 +110,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "explain": {
         "text": {"metavar": "TEXT", "nargs": "?"},
         "--file": _FILE,
-        "--exact": _text("L.H,…"),
-        "--dtype": _text("NAME"),
         "--chat": _text("MESSAGE"),
         "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
@@ -128,7 +134,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         **_RESULTS,
     },
     "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
-    "scale": {"--widths": _text("N,N,…"), "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
+    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
     "learn": {"--step": _WHOLE, **_RESULTS},
     "trace": {
         "file": {**_FILE, "nargs": "?"},
@@ -139,7 +145,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "diagnose": {"file": _FILE, "--json": _FILE},
     "view": {
-        "source": _text("FILE|MODEL", nargs="?"),
+        "model": _text("MODEL", nargs="?"),
         "--text-file": _FILE,
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,
@@ -155,7 +161,6 @@ _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
 _EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
-_EXACT = "--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE"
 _PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
     ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
@@ -165,10 +170,8 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),
     ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
-    (f"{_ANY} exact|dtype", "", _LONE, "leave --{name} out."),
     (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
-    ("exact|dtype", "page", *_EXACT),
     ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
@@ -246,23 +249,6 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
         if name not in _IN_ENGLISH:
             command.add_argument("--lang", choices=LANGUAGES, default=argparse.SUPPRESS)
     return parser
-
-
-def pairs(text: str) -> list[tuple[str, int]]:
-    """Pairs of layer and head from text such as 3.5,7.0. Raises FileError."""
-    try:
-        parts = [part.rpartition(".") for part in text.split(",")]
-        return [(layer, int(head)) for layer, _, head in parts]
-    except ValueError:
-        raise FileError(f"--exact is {text!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers from text such as 1,8. Raises FileError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-        raise FileError(expected(name, text, "whole numbers with commas"), f"{name} 1,8")
-    return [int(part) for part in parts]
 
 
 def columns(text: str) -> int:

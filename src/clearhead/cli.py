@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
         _check_targets(options)
         return _COMMANDS[options.command](options)
     except ClearheadError as error:
-        streams.complain(f"clearhead {options.command}", error.what, error.hint)
+        streams.complain(f"clearhead {options.command}", error.one_line())
     except MemoryError:
         streams.complain(f"clearhead {options.command}", "there is not enough memory for this.")
     return 2
@@ -210,9 +210,8 @@ def _long_page(options: argparse.Namespace) -> int:
     """Write every head of a whole text as one page."""
     from clearhead.view import page
 
-    exact = None if options.exact is None else arguments.pairs(options.exact)
     run = _ran(options.model, options.text)
-    data = page.encoded(_document(options, [run], options.file, exact=exact, dtype=options.dtype))
+    data = page.encoded(_document(options, [run], options.file))
     write_whole(options.html, data)
     heads, tokens = sum(len(layer.heads) for layer in run.layers), len(run.tokens or ())
     sizes = {"layers": len(run.layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
@@ -236,19 +235,21 @@ def _view(options: argparse.Namespace) -> int:
             webbrowser.open(address)
 
     with server.listen(options.port) as listening:
-        runs = _viewed(options)
-        document = _document(options, runs, options.text_file or options.source, served=True)
+        if options.text_file is None:
+            raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
+        runs = [_ran(options.model, read_text(options.text_file))]
+        document = _document(options, runs, options.text_file, served=True)
         with suppress(KeyboardInterrupt):  # the way to end it
             server.serve(document, runs, say, listening)
     return 0
 
 
-def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, **wish: Any) -> Any:
+def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *, served: bool = False) -> Any:
     """The document of a page of every head; its title is the file's name, bytes that are not UTF-8 replaced."""
-    from clearhead.view.long import PageOptions, document
+    from clearhead.view.long import document
 
     title = Path(path).name.encode("utf-8", "replace").decode("utf-8")
-    return document(runs, PageOptions(title, options.lang, **wish), lambda layers: progress(layers, "heads"))
+    return document(runs, title, options.lang, served=served, each=partial(progress, what="heads"))
 
 
 def _ran(model: str | None, text: str) -> "ShownRun":
@@ -259,23 +260,9 @@ def _ran(model: str | None, text: str) -> "ShownRun":
     return shown_run(load_model(model), text, partial(progress, what="layers"))
 
 
-def _viewed(options: argparse.Namespace) -> "list[ShownRun]":
-    """The runs to show: a text through a model, or a file that `seen.save` wrote."""
-    if options.text_file is not None:
-        return [_ran(options.source, read_text(options.text_file))]
-    if options.source is None:
-        raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
-    from clearhead.view.display import run_of
-    from clearhead.watching.seen import load
-
-    return [run_of(load(options.source))]
-
-
 def _lesson(options: argparse.Namespace) -> int:
     from clearhead.report import lessons
 
-    if options.command == "scale" and options.widths is not None:
-        options.widths = arguments.numbers("--widths", options.widths)
     return {"shapes": lessons.shapes, "scale": lessons.scale, "learn": lessons.learn}[options.command](options)
 
 

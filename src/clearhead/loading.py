@@ -20,7 +20,7 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        shown: str = load("view.objects").html_of(self)
+        shown: str = load("view.display").html_of(self)
         return shown
 
 

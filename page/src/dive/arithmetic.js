@@ -11,10 +11,9 @@ const MOST = 4; // numbers of a value that are shown
  * A heading and a line for each step.
  * @param {Problem} problem @param {Row} row @param {number} i @param {number} j
  * @param {number | null} bound      how far the weight may be from the run's, as a share of it; null under a supposition
- * @param {boolean} known      whether the run's v is known, though the page may not have it
  * @param {Say} t @returns {[string, Child][]}
  */
-export function arithmetic(problem, row, i, j, bound, known, t) {
+export function arithmetic(problem, row, i, j, bound, t) {
   const { rules, v } = problem;
   const through = throughRules(rules, row.scores[j], i, j);
   const weightOf = sym("a", `${i},${j}`, "weights");
@@ -28,7 +27,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   lines.push([t("dive sum"), sum], [t("step softmax"), [weightOf, " = e", h("sup", power), " = ", value]]);
   const share = bound === null ? 0 : bound + problem.vLost;
   const values = v ? valueLines(problem, v, row, i, j, share, t) : null;
-  return [...lines, ...(values ?? [[t("dive value"), t(known ? "values left out" : "no values")]])];
+  return [...lines, ...(values ?? [[t("dive value"), t("no values")]])];
 }
 
 const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));

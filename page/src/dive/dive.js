@@ -65,7 +65,7 @@ export function diveRoom({ t }, place) {
     const real = Boolean(part) || isAsRun(place.what);
     const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
     const ran = real ? null : asItRan(head, i, j);
-    const written = arithmetic(problem, row, cell.i, cell.j, bound, head.layer.values !== null, t);
+    const written = arithmetic(problem, row, cell.i, cell.j, bound, t);
     renew(lines, itemsOf(written, ran?.lines));
     drawBelow = () => {
       drawBars(bars, row.weights, ran?.row.weights ?? null, cell.j);
@@ -123,7 +123,7 @@ function keptRun(t) {
     const problem = /** @type {Problem} */ (problemOf(head));
     const row = rowAt(problem, i);
     const lines = new Map();
-    for (const [name, line] of arithmetic(problem, row, i, j, null, head.layer.values !== null, t))
+    for (const [name, line] of arithmetic(problem, row, i, j, null, t))
       lines.set(name, h("p.written.ghost", h("small", `${t("run value")} `), line));
     return (latest = { key, problem, row, lines });
   };

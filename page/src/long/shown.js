@@ -33,8 +33,8 @@ export function lookAt(source, parts) {
   const subtracted = other && areAlike(page, head, other.layer, other.address.head) ? other : null;
   const { layer, n, m } = head;
   const run = page.header.runs[state.address.run];
-  const queryTexts = /** @type {string[] | null} */ (run.tokens);
-  const keyTexts = /** @type {string[] | null} */ (layer.cross ? run.sources : run.tokens);
+  const queryTexts = layer.text ? run[layer.text] : null;
+  const keyTexts = layer.cross ? run.sources : queryTexts;
   const offset = layer.cross ? 0 : layer.rules.query_offset[0];
   const canWords = Boolean(queryTexts && keyTexts);
   if (!canWords) state.words = false;
@@ -50,7 +50,7 @@ export function lookAt(source, parts) {
     parts,
     offset,
     keyTexts,
-    pads: new Set(layer.cross ? [] : run.pads),
+    pads: new Set(layer.cross || layer.text !== "tokens" ? [] : run.pads),
     canWords,
     queries,
     keys,

@@ -36,7 +36,7 @@ export const areAlike = (page, head, layer, place) =>
 
 /** The query at which a head opens: the last that is no padding. @param {Page} page @param {Head} head */
 export function lastQuery(page, { address, layer, n }) {
-  const pads = new Set(page.header.runs[address.run].pads);
+  const pads = new Set(layer.text === "tokens" ? page.header.runs[address.run].pads : []);
   const offset = layer.cross ? 0 : layer.rules.query_offset[0];
   let query = n - 1;
   while (query > 0 && pads.has(query + offset)) query -= 1;

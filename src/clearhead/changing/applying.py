@@ -66,7 +66,7 @@ def edited(call: OneCall, acting: Sequence[tuple[Edit, Heads]], place: Place) ->
     acting   the edits of this layer, each with the heads that it changes, as `acting_in` gives them; None is all
     place    where in the run this call is
 
-    Edits of weights act in the order given, then those of values, then those of outputs. The result's `output()` is the
+    Edits of weights act in the order given, then those of outputs. The result's `output()` is the
     edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Raises
     SelectionError for a head, position or word that there is not, ShapeError where another run's lengths differ,
     RuleError where its rules do. Time O(queries + keys) and what attention takes; two more passes for each cut with
@@ -239,24 +239,24 @@ def _tempered(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
     return replace(call, rules=rules, terms=tuple(term.times(1 / t) for term in call.terms))
 
 
-def _off(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
-    number = len(call.afterwards)
+def _of_outputs(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
+    """The heads' outputs times a number, or 0, or their mean."""
+    if edit.to == "mean" and place.queries.start:
+        raise RuleError("the mean is over the queries of one run, and this one goes on with a text.", "use_cache=False")
 
     def change(output: Any) -> Any:
-        return _chosen(0.0 if edit.to == "zero" else _mean(output, number, place), output, heads)
+        if edit.kind == "scaled":
+            return _chosen(_wide(output) * edit.by, output, heads)
+        return _chosen(0.0 if edit.to == "zero" else _mean(output, place), output, heads)
 
     return replace(call, afterwards=(*call.afterwards, change))
 
 
-def _mean(output: Any, number: int, place: Place) -> Any:
-    """The mean over the sequence's real queries so far, (batch, heads, 1, d_v), for one of the edits of outputs."""
+def _mean(output: Any, place: Place) -> Any:
+    """The mean over the queries that are not padding, (batch, heads, 1, d_v)."""
     real = np.ones((1, output.shape[-2]), bool) if place.real is None else place.real
     mask = beside(real[:, None, :, None], output)
     total, count = namespace(output).where(mask, _wide(output), 0.0).sum(-2, keepdims=True), mask.sum(-2, keepdims=True)
-    if number in place.sums:
-        before = place.sums[number]
-        total, count = total + before[0], count + before[1]
-    place.sums[number] = total, count
     return total / count.clip(1)
 
 
@@ -272,29 +272,13 @@ def _wide(x: Any) -> Any:
     return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
 
 
-def _scaled(call: OneCall, edit: Edit, heads: Heads, _: Place) -> OneCall:
-    factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
-
-    def change(output: Any) -> Any:
-        return _chosen(_wide(output) * numbers_like(factors.reshape(-1, 1, 1), _wide(output)), output, heads)
-
-    return replace(call, afterwards=(*call.afterwards, change))
-
-
-def _of_run(call: OneCall, edit: Edit, heads: Heads, place: Place) -> OneCall:
-    part = otherrun.of(edit, heads, place, call.q.shape[1])
-    made: OneCall = (otherrun.like if edit.kind == "like" else otherrun.values_like)(part, call)
-    return made
-
-
 _APPLY: dict[str, Callable[[Any, Edit, Heads, Place], Any]] = {
     "cut": _cut,
     "boost": _added,
     "tempered": _tempered,
-    "off": _off,
-    "scaled": _scaled,
-    "like": _of_run,
-    "values_like": _of_run,
+    "off": _of_outputs,
+    "scaled": _of_outputs,
+    "like": lambda call, edit, heads, place: otherrun.like(edit, heads, place, call),
 }
 
 

@@ -1,16 +1,18 @@
-"""The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
+"""`ch.change`, and the edits that it takes: plain values that can be printed and compared."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from clearhead.core.effects import Rest, read_rest
-from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number, read_path
+from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number
 from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
+from clearhead.loading import load
+from clearhead.watching.naming import HEADS, LAYERS, read_heads
 from clearhead.watching.places import Places, read_places
-from clearhead.watching.saved import HEADS, LAYERS, Run, read_heads
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
 
@@ -21,7 +23,7 @@ class Edit:
 
     queries, keys   of cut and boost; rest is of cut, None for "renormalise"
     by              of boost and scaled; t is of tempered, to of off
-    seen            of like and values_like: another run, or the path of its file
+    seen            of like: another run
     """
 
     kind: str
@@ -62,7 +64,7 @@ class Edit:
         """Does it act in the layer of this name, which all of `choices` choose?"""
         named = self.named_layers()
         if not named:  # all that another run has
-            return not isinstance(self.seen, Run) or name in self.seen.parts
+            return self.seen is None or name in self.seen.parts
         return any(str(layer) == name or str(layer) in choices for layer in named)
 
     def may_act(self, layers: Collection[int | str], choices: Collection[str]) -> bool:
@@ -150,8 +152,7 @@ def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
     """A head's output becomes 0, or its mean.
 
     layers, heads   as in `cut`
-    to              "zero", or "mean": over the queries of the sequence that are not padding. While a model generates,
-                    over all queries so far, the new one included
+    to              "zero", or "mean": over the queries that are not padding, in a run over the whole text at once
 
     Returns the edit, for `ch.change`. Raises RuleError for another value of `to`, and what `cut` raises.
 
@@ -182,39 +183,26 @@ def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Edit:
 def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
     """The weights of another run, on this run's values.
 
-    seen            what ch.watch gave of that run, or the path of a file that `seen.save` wrote. It must have queries
-                    and keys, the same batch, lengths and padding; a run that generates may have fewer tokens so far
+    seen            what ch.watch gave of that run. It must have queries and keys, the same batch, lengths and padding
     layers, heads   as in `cut`; None is all that `seen` has
 
     The weights come from the other run's q, k and rules: O(tokens) memory. They have no derivative; values have one.
     Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
 
-    >>> import clearhead as ch
-    >>> ch.like("clean.safetensors", layers=[1])
-    like('clean.safetensors', layers=[1])
+    >>> import torch, transformers, clearhead as ch
+    >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+    >>> model = transformers.GPT2Model(config).eval()
+    >>> with torch.no_grad(), ch.watch(model) as clean:
+    ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+    >>> ch.like(clean, heads=[1])
+    like(<Seen(1 layers of GPT2Model, 2 heads)>, heads=[1])
     """
-    return _made("like", layers, heads, seen=_run(seen))
+    if not hasattr(seen, "parts"):
+        raise DtypeError(expected("seen", seen, "what `with ch.watch(model) as seen` gave"), "ch.like(seen)")
+    return _made("like", layers, heads, seen=seen)
 
 
-def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
-    """The weights of this run, on the values of another run.
-
-    seen            as in `like`; it must have values as well: ch.watch(model, values=True)
-    layers, heads   as in `cut`; None is all that `seen` has. Values belong to the queries' heads: where several heads
-                    share their values, those that are not chosen keep theirs
-
-    Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
-
-    >>> import clearhead as ch
-    >>> ch.values_like("clean.safetensors", layers=[1], heads=[0])
-    values_like('clean.safetensors', layers=[1], heads=[0])
-    """
-    return _made("values_like", layers, heads, seen=_run(seen))
-
-
-MAKERS: dict[str, Callable[..., Edit]] = {
-    made.__name__: made for made in (cut, boost, tempered, off, scaled, like, values_like)
-}
+MAKERS: dict[str, Callable[..., Edit]] = {made.__name__: made for made in (cut, boost, tempered, off, scaled, like)}
 
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
@@ -234,6 +222,51 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
     return members
 
 
+@contextmanager
+def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
+    """Run a model with its attention edited; after the block it is as it was, to the bit.
+
+    model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU. A decoder in NumPy runs by
+               `model.run(text)`, and does nothing else inside the block
+    edits      an edit or a list of edits: ch.cut, ch.boost, ch.tempered, ch.off, ch.scaled, ch.like
+    tokenizer  finds the words that edits name; anything with decode(list of ids)
+
+    Edits of logits (cut, boost, tempered, like) act in the order given, then off and scaled.
+    Positions and words refer to the text that the model is given first: (batch, tokens) as they are, padding included;
+    in cross-attention queries are the decoder's and keys the encoder's. Whatever a model then generates with its cache
+    follows, and a slice without a stop reaches into it. Each forward pass that begins a text anew is a text of its own.
+
+    Together with `ch.watch`, around it or inside, the changed attention is seen: its weights, statistics and rules
+    (`spans`, `scale`); with `like` the other run's weights. Gradients go through the edited attention; where layers are
+    checkpointed, call backward inside the block. Compiled models run uncompiled inside the block.
+
+    Raises, before the model runs: SelectionError for a layer or head that there is not; RuleError for another run
+    without what is needed, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError
+    for what is no edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the
+    first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times.
+    In its layer: ShapeError for another run of other lengths, RuleError for one with other padding. When the block
+    ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it does not
+    go through the interface.
+
+    Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
+    for each layer. Layers that no edit names run as before.
+
+    >>> import torch, transformers, clearhead as ch
+    >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+    >>> model = transformers.GPT2Model(config).eval()
+    >>> with torch.no_grad(), ch.change(model, ch.cut(queries=3, keys=[0, 1])), ch.watch(model) as seen:
+    ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+    >>> bool((seen.matrix(0)[0, :, 3, :2] == 0).all())
+    True
+    """
+    from clearhead.watching.watch import room_of  # here, so that edits are made without all that watches models
+
+    room, inner, reader = room_of(model, tokenizer)
+    changed = load("hf.changing" if room == "hf" else "models.model").changed
+    with changed(inner, read_edits(edits), reader):
+        yield
+
+
 def _as_code(value: Any) -> str:
     """A field as its function takes it."""
     if isinstance(value, tuple):
@@ -243,7 +276,7 @@ def _as_code(value: Any) -> str:
     if isinstance(value, slice):
         sides = [value.start, value.stop, *([] if value.step is None else [value.step])]
         return f"slice({', '.join(map(repr, sides))})"
-    if isinstance(value, Run):
+    if hasattr(value, "parts"):  # another run
         return f"<{' '.join(repr(value).splitlines()[0].split())}>"
     return repr(value)
 
@@ -269,15 +302,16 @@ def _where(layers: Any, heads: Any) -> dict[str, Any]:
         named = read_members("heads", tuple(heads), *LAYERS)
         pairs = zip(named, heads.values(), strict=True)
         by_layer = {_plain(layer): _head_list(f"heads[{layer!r}]", some) for layer, some in pairs}
-        if not by_layer:
-            raise SelectionError("heads is empty: it chooses nothing.", "leave heads out for all.")
-        return {"layers": None, "heads": by_layer}
-    where: dict[str, Any] = {"layers": None, "heads": None if heads is None else _head_list("heads", heads)}
-    if layers is not None:
-        where["layers"] = tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
-        if not where["layers"]:
-            raise SelectionError("layers is empty: it chooses nothing.", "leave layers out for all.")
-    return where
+        return {"layers": None, "heads": _some("heads", by_layer)}
+    chosen = None if layers is None else tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
+    return {"layers": _some("layers", chosen), "heads": None if heads is None else _head_list("heads", heads)}
+
+
+def _some(name: str, members: Any) -> Any:
+    """The members. Raises SelectionError where there are none; None is all."""
+    if members is not None and not members:
+        raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
+    return members
 
 
 def _plain(layer: Any) -> int | str:
@@ -286,18 +320,4 @@ def _plain(layer: Any) -> int | str:
 
 
 def _head_list(name: str, value: Any) -> tuple[int, ...]:
-    heads = read_heads(name, value, f"{HEADS[1]}, or a dictionary of layer to such a list")
-    if not heads:
-        raise SelectionError(f"{name} is empty: it chooses nothing.", "leave heads out for all.")
-    return tuple(heads)
-
-
-def _run(seen: Any) -> Run | str:
-    if isinstance(seen, Run):
-        return seen
-    if isinstance(seen, str) or hasattr(seen, "__fspath__"):
-        return str(read_path(seen))
-    raise DtypeError(
-        expected("seen", seen, "what `with ch.watch(model) as seen` gave, or the path of its file"),
-        'ch.like(seen), or ch.like("run.safetensors")',
-    )
+    return tuple(_some(name, read_heads(name, value, f"{HEADS[1]}, or a dictionary of layer to such a list")))

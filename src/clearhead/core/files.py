@@ -4,7 +4,6 @@ import errno
 import json
 import mmap
 import os
-import re
 import secrets
 import stat
 import sys
@@ -20,24 +19,19 @@ from clearhead.errors import FileError
 STANDARD = "-"  # standard input or output, as on the command line
 _MOST_TEXT = 2**30  # bytes of a text or of JSON
 _JSON_COST = 32  # bytes of memory that one byte of JSON can need: "1.0," becomes a Decimal of 104 bytes and a pointer
-_DESCRIPTORS = re.compile(r"/dev/fd|/proc/(\d+)(?:/task/\d+)?/fd")  # folders in which a name is an open file's number
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file so that its old or its new content is there, never half of one; - is standard output.
 
-    A regular file is replaced by a finished one beside it, with the old one's mode and, where allowed, its owner.
-    Where `path` is a symbolic link, the file that it leads to is written and the link stays. A device, a pipe or an
-    open descriptor (/dev/stdout, /dev/fd/3) is written to. Raises FileError, and leaves no temporary file behind.
+    A regular file is replaced by a finished one beside it, with the old one's mode. Where `path` is a symbolic link,
+    the file that it leads to is written and the link stays. A device or a pipe is written to. Raises FileError, and
+    leaves no temporary file behind.
     """
     with _said(path, "written"):
         name = _name(path)
         if name == STANDARD:
             _write_standard(data)
-        elif (descriptor := _descriptor(name)) is not None:
-            with suppress(AttributeError):  # there may be no standard output
-                sys.stdout.flush()
-            _write_all(os.dup(descriptor), data)
         else:
             old = _checked(name)
             if old is None or stat.S_ISREG(old.st_mode):
@@ -50,7 +44,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise FileError now where `write_whole` could not write later: a folder, a missing folder, no permission."""
     with _said(path, "written"):
         name = _name(path)
-        if name != STANDARD and _descriptor(name) is None:
+        if name != STANDARD:
             _checked(name)
 
 
@@ -202,20 +196,6 @@ def _allowed(name: str, what: int) -> bool:
     return os.access(name, what, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _descriptor(name: str) -> int | None:
-    """The number of this process's open file that a name such as /dev/stdout or /dev/fd/63 leads to; else None."""
-    for _ in range(40):  # the links that the system follows
-        folder = os.path.realpath(os.path.dirname(name) or ".")
-        match = _DESCRIPTORS.fullmatch(folder)
-        last = os.path.basename(name)
-        if match and last.isdecimal():
-            return int(last) if match[1] in (None, str(os.getpid())) else None
-        if not os.path.islink(name):
-            return None
-        name = os.path.join(folder, os.readlink(name))
-    return None
-
-
 def _replace(name: str, old: os.stat_result | None, data: bytes) -> None:
     """Write a temporary file in the same folder and rename it to `name`; a new file's mode follows the umask."""
     beside = os.path.join(os.path.dirname(name), f".clearhead-{secrets.token_hex(8)}")
@@ -224,23 +204,12 @@ def _replace(name: str, old: os.stat_result | None, data: bytes) -> None:
         binary = getattr(os, "O_BINARY", 0)
         _write_all(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, mode), data, sync=True)
         if old is not None:
-            _keep_owner_and_mode(beside, old)
+            os.chmod(beside, stat.S_IMODE(old.st_mode) & 0o777)
         os.replace(beside, name)
     except BaseException:
         with suppress(OSError):
             os.unlink(beside)
         raise
-
-
-def _keep_owner_and_mode(name: str, old: os.stat_result) -> None:
-    mode = stat.S_IMODE(old.st_mode)
-    new = os.stat(name)
-    if hasattr(os, "chown") and (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-        try:
-            os.chown(name, old.st_uid, old.st_gid)
-        except OSError:  # only root may change the owner; then set-user-ID bits must go
-            mode &= 0o777
-    os.chmod(name, mode)
 
 
 def _write_all(descriptor: int, data: bytes, *, sync: bool = False) -> None:

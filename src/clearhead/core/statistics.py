@@ -77,7 +77,7 @@ class Strongest(NamedTuple):
     value: Any
 
     def _repr_html_(self) -> str:
-        shown: str = load("view.objects").html_of(self)
+        shown: str = load("view.display").html_of(self)
         return shown
 
 

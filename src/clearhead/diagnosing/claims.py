@@ -9,23 +9,22 @@ from what follows.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clearhead.core.axes import Array, join_heads, split_heads
-from clearhead.core.block import block_of, everything
-from clearhead.core.definition import STEPS, product, softmax
+from clearhead.core.axes import Array, split_heads
+from clearhead.core.definition import STEPS
 from clearhead.core.rules import Rules
+from clearhead.diagnosing.changes import Workings
 from clearhead.diagnosing.diagnose import judged
-from clearhead.diagnosing.recipe import STAGES, file_inputs
-from clearhead.diagnosing.search import largest
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Diagnosed, file_inputs, read_written
 from clearhead.diagnosing.verdict import MistakeExplanation
+from clearhead.diagnosing.workings import answer
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
@@ -39,6 +38,13 @@ from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
 _KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *STAGES, "h")
+_NEEDS = {  # the steps that each is computed from
+    "scores": ("q", "k"),
+    **{name: (before,) for before, name in pairwise(("scores", *STEPS, "weights"))},
+    "heads": ("weights", "v"),
+    "concat": ("heads",),
+    "output": ("concat",),
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,10 +56,10 @@ class Verdict:
     truth: Array
     difference: float
     right: bool
-    source: str | None  # the earlier claims it should follow from, where these are wrong
-    follows: Array | None  # what follows from those claims
-    off_source: float
-    explanations: tuple[MistakeExplanation, ...]  # of a wrong one: mistakes that give the claimed numbers
+    source: str | None = None  # the earlier claims it should follow from, where these are wrong
+    follows: Array | None = None  # what follows from those claims
+    off_source: float = 0.0
+    explanations: tuple[MistakeExplanation, ...] = ()  # of a wrong one: mistakes that give the claimed numbers
 
     @property
     def mistake(self) -> str | None:
@@ -73,7 +79,6 @@ class CheckedExample:
     verdicts: list[Verdict]
     tokens: Names = None  # (queries,)
     sources: Names = None  # (keys,)
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # and rules, by name, as they were read
 
     @property
     def first_wrong(self) -> Verdict | None:
@@ -136,33 +141,44 @@ def check_file(path: str | Path) -> CheckedExample:
     call: Any = trace if needed == INPUTS else trace_layer
     traced = call(*(values[name] for name in needed), **rules)
     rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
-    return CheckedExample(traced, list(_verdicts(place, values, traced, claims)), rows, cols, values)
+    return CheckedExample(traced, list(_verdicts(place, values, traced, claims)), rows, cols)
 
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """The claims in a file's values, by the names of their steps, in the order of the steps."""
-    if "h" in data and "concat" in data:
-        raise FileError(f"{place.name} holds both H and concat, which are the same.")
+    """The claims in a file's values, by the names of their steps."""
     if "h" in data:
         data["concat"] = data.pop("h")
     claimed: dict[str, Any] = {name: data[name] for name in STAGES if name in data and name not in needed}
-    for name in ("heads", "concat") if "x" not in needed else ():
-        if name in claimed:
-            raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
+    if "x" not in needed and (steps := {"heads", "concat"} & claimed.keys()):
+        raise FileError(f"{place.name} claims {min(steps)}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
     return claimed
 
 
 def _verdicts(place: Path, values: dict[str, Any], traced: Trace, claims: dict[str, Any]) -> Iterator[Verdict]:
-    wrong: dict[str, Array] = {}
+    wrong: dict[str, Array] = {}  # the wrong claims by step, (batch, heads, …)
     for name, written in claims.items():
-        truth, array = np.asarray(getattr(traced, name)), case_file.numbers(name, written).astype(np.float64)
+        truth, (array, slack) = np.asarray(getattr(traced, name)), read_written(name, written)
         claimed = _shaped(name, array, truth, traced.convention)
-        slack = _tolerance(written, array) * max(1.0, largest(truth))
-        found = judged(file_inputs(place, values, claimed, name), slack)
-        right, (source, follows) = found.verdict == "right", _following(traced, wrong, name)
+        inputs = file_inputs(place, values, claimed, name)
+        found, behind = judged(inputs, slack), _behind(name, wrong)
+        follows = _following(inputs, wrong, truth, traced.convention) if behind else None
         off_source = 0.0 if follows is None else largest_difference(claimed, follows)
-        yield Verdict(name, claimed, truth, found.difference, right, source, follows, off_source, found.explanations)
-        wrong |= {} if right else {name: claimed}
+        compared = name, claimed, truth, found.difference, found.verdict == "right"
+        yield Verdict(*compared, ", ".join(behind) or None, follows, off_source, found.explanations)
+        wrong |= {} if found.verdict == "right" else {name: inputs.theirs.astype(np.float64)}
+
+
+def _behind(step: str, wrong: Mapping[str, Array]) -> list[str]:
+    """The nearest wrong claims that a step depends on."""
+    nearest = ([one] if one in wrong else _behind(one, wrong) for one in _NEEDS.get(step, ()))
+    return list(dict.fromkeys(name for names in nearest for name in names))
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _following(inputs: Diagnosed, wrong: Mapping[str, Array], truth: Array, convention: Convention) -> Array:
+    """The numbers of a step, in the shape of the right ones, if the wrong claims before it were right."""
+    made = answer(Workings(inputs, given=wrong), RIGHT, tuple(range(inputs.theirs.shape[2])))
+    return turned(made.reshape(turned(truth, convention).shape), convention)
 
 
 def is_consequence(verdict: Verdict) -> bool:
@@ -176,57 +192,6 @@ def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> 
     joined = name in INPUTS and rows.ndim > 1 and rows.shape[-1] == heads * turned(truth, convention).shape[-1]
     by_head = turned(split_heads(rows, heads), convention) if truth.ndim > 2 and joined else claimed
     for shaped in (claimed, by_head):
-        if shaped.shape == truth.shape:
-            return shaped
         if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
             return shaped.reshape(truth.shape)
     raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
-
-
-def _tolerance(written: Any, array: Array) -> float:
-    """Half of the last decimal, or the rounding of the dtype, relative to the largest number."""
-    if isinstance(written, np.ndarray):
-        return 32 * float(np.finfo(written.dtype).eps) if written.dtype.kind == "f" else 1e-6
-    return case_file.half_a_decimal(written) / max(1.0, largest(array)) + 1e-5
-
-
-@np.errstate(invalid="ignore", over="ignore", divide="ignore")
-def _following(traced: Trace, wrong: Mapping[str, Array], target: str) -> tuple[str, Array] | tuple[None, None]:
-    """The nearest wrong claims before `target`, by name, and the numbers that it would have if they were right.
-
-    `wrong` has each claimed step that is wrong, by name, in the step's shape. None where `target` depends on none.
-    """
-    problem, convention = traced.problem, traced.convention
-    w_o, b_o = (getattr(traced, name, None) for name in ("w_o", "b_o"))
-
-    def rows(x: Any) -> Array:
-        """Tokens as rows, (batch, heads, …)."""
-        array = turned(np.asarray(x), convention)
-        return array.reshape(problem.batch, -1, *array.shape[-2:])
-
-    def projected(joined: Array) -> Array:
-        result = joined if w_o is None else joined @ turned(np.asarray(w_o), convention)
-        return result if b_o is None else np.asarray(result + b_o)
-
-    block = block_of(problem, everything(problem))
-    way: list[tuple[str, tuple[str, ...], Callable[..., Array]]] = [
-        ("scores", ("q", "k"), lambda q, k: product(q, k.swapaxes(-1, -2))),
-        *((name, (before,), partial(STEPS[name], block)) for before, name in pairwise(("scores", *STEPS))),
-        ("weights", ("masked",), lambda x: softmax(x, block.sinks)[1]),
-        ("heads" if hasattr(traced, "concat") else "output", ("weights", "v"), product),
-        ("concat", ("heads",), lambda heads: join_heads(heads)[:, None]),
-        ("output", ("concat",), projected),
-    ]
-    made: dict[str, tuple[Array, tuple[str, ...]]] = {}  # what follows from wrong claims, and their names
-    for name, before, compute in way:
-        names = dict.fromkeys(one for b in before for one in ((b,) if b in wrong else made[b][1] if b in made else ()))
-        if names:
-            arrays = (
-                rows(wrong[b]) if b in wrong else made[b][0] if b in made else rows(getattr(traced, b)) for b in before
-            )
-            made[name] = compute(*arrays), tuple(names)
-    if target not in made:
-        return None, None
-    array, sources = made[target]
-    shape = turned(np.asarray(getattr(traced, target)), convention).shape
-    return ", ".join(sources), turned(array.reshape(shape), convention)

@@ -7,31 +7,21 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
-from clearhead.core.rule_values import Window
 from clearhead.core.rules import Rules, check_supported, with_options
 from clearhead.core.torch_state import ungraphed
-from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage, file_inputs, read_inputs
-from clearhead.diagnosing.rule_changes import changed_rules
+from clearhead.diagnosing.recipe import RIGHT, RULES, Diagnosed, Stage, file_inputs, read_inputs, read_written
 from clearhead.diagnosing.search import Search
-from clearhead.diagnosing.verdict import (
-    Confidence,
-    Diagnosis,
-    MistakeExplanation,
-    Outcome,
-    Reason,
-    WrongNumber,
-)  # fmt: skip
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Reason
+from clearhead.diagnosing.workings import answer
 from clearhead.errors import FileError
 from clearhead.textbook import case_file
 from clearhead.textbook.case_file import INPUTS, LAYER, NAMES
 from clearhead.textbook.computed import differences
 from clearhead.textbook.shapes import Convention
-from clearhead.view.names import token_names
 
-_OPTIONS = "num_heads", "convention", "stage", "rotary", "rotary_interleaved"
-_KNOWN = (*INPUTS, *LAYER, *NAMES, "theirs", *_OPTIONS, *Rules.__annotations__)
+_OPTIONS = "theirs", "stage", "num_heads", "convention", "rotary", "rotary_interleaved"
+_KNOWN = (*INPUTS, *LAYER, *NAMES, *_OPTIONS, *Rules.__annotations__)
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
 _CHANCE = 1e-3  # of any candidate fitting so well
 _ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
@@ -135,17 +125,11 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     data = case_file.read(place, _KNOWN)
     if "theirs" not in data:
         raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
-    written = data.pop("theirs")
-    theirs = case_file.numbers("theirs", written)
-    theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
-    slack = 0.0
-    if not isinstance(written, np.ndarray):
-        theirs, slack = case_file.precision(written, theirs), case_file.half_a_decimal(written)
-    stage, names = data.pop("stage", "output"), case_file.names_of(data)
-    values = {name: case_file.value_of(name, value) for name, value in data.items()}
+    theirs, slack = read_written("theirs", data.pop("theirs"))
+    stage = data.pop("stage", "output")
+    values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in NAMES}
     inputs = file_inputs(place, values, theirs, stage)
-    tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
-    return replace(judged(inputs, slack), tokens=tokens, convention=values.get("convention", "rows"))
+    return replace(judged(inputs, slack), convention=values.get("convention", "rows"))
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
@@ -153,24 +137,20 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
-    right, theirs = search.fit.exact.answer(RIGHT, search.everything), search.fit.theirs(search.everything)
-    _, tolerance = search.fit.measure(RIGHT, search.everything, right)
+    rows = search.everything
+    right, theirs = answer(search.exact, RIGHT, rows), search.theirs(rows)
+    _, tolerance = search.measure(RIGHT, rows)
     gaps = differences(theirs, right)
-    looked, difference = search.coverage, float(gaps.max(initial=0.0))
-    if difference <= tolerance:
-        return Diagnosis("right", (), difference, tolerance, None, looked, tuple(search.unseen()))
+    found = Diagnosis("right", (), float(gaps.max(initial=0.0)), tolerance, {}, search.looked)
+    if found.difference <= tolerance:
+        return found
     place = batch, head, row, column = tuple(np.argwhere(gaps > tolerance)[0].tolist())
-    where = looked.batches[batch], None if search.inputs.merged else head, looked.queries[row], column
-    first = WrongNumber(*where, float(theirs[place]), float(right[place]))
-    if sign := _telling(theirs):
-        return Diagnosis("unexplained", (), difference, tolerance, first, looked, known=(sign,))
-    verdict, explanations = _explanations(search, gaps, tolerance)
-    if verdict == "unexplained":
-        known = tuple(_known_about(search, theirs, right, gaps > tolerance))
-        return Diagnosis(verdict, (), difference, tolerance, first, looked, known=known)
-    named = {mistake for explanation in explanations for mistake in explanation.entries}
-    unseen = tuple(each for each in search.unseen() if each.entries[0] not in named)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, looked, unseen)
+    where = {"batch": search.looked["batches"][batch]} | ({} if inputs.merged else {"head": head})
+    where |= {"query": rows[row], "column": column, "theirs": float(theirs[place]), "right": float(right[place])}
+    sign = _telling(theirs)
+    verdict, explanations = ("unexplained", ()) if sign else _explanations(search, gaps, tolerance)
+    known = () if explanations else sign or tuple(_known_about(search, theirs, right, gaps > tolerance))
+    return replace(found, verdict=verdict, explanations=explanations, first_difference=where, known=known)
 
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
@@ -202,62 +182,54 @@ def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, toleranc
     """
     inputs, recipe = search.inputs, candidate.recipe
     if recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
-        yield Reason("axes swapped")  # such arrays give the same numbers
+        yield "axes swapped", {}  # such arrays give the same numbers
     if len(candidate.entries) > 1:
-        yield Reason("a pair")
+        yield "a pair", {}
     if any(mistake.evidence == "rounding" for mistake in candidate.entries):
-        yield Reason("only rounding")
+        yield "only rounding", {}
     positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
     if positions < _POSITIONS:
-        yield Reason("one position" if positions == 1 else "few positions", {"count": positions})
+        yield "one position" if positions == 1 else "few positions", {"count": positions}
     if any(mistake.evidence == "a size" for mistake in candidate.entries):
-        yield Reason("a size")
-    if _as_one_width(changed_rules(inputs.problem, recipe).window, inputs.problem.window):
-        yield Reason("a width")
-    several = {name: x for name, x in inputs.tokens.items() if x.size and x.shape[-2] > 1}
+        yield "a size", {}
+    given = inputs.layer or inputs
+    tokens = {name: getattr(given, name) for name in (INPUTS if given is inputs else ("x", "context"))}
+    several = {name: x for name, x in tokens.items() if x.size and x.shape[-2] > 1}
     if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these tell no keys apart
-        yield Reason("same tokens", {"names": names})
+        yield "same tokens", {"names": names}
     difference = float(gaps.max(initial=0.0))
     by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (inputs.theirs.size / 2)
     if not by_chance < _CHANCE:
-        yield Reason("small difference")
-
-
-def _as_one_width(became: Window, right: Window) -> bool:
-    """May a window that is off by one be as well one width for both sides, or have no right side?"""
-    if None in became or None in right or became == right:
-        return False
-    near = all(abs(a - b) <= 1 for a, b in zip(became, right, strict=True) if a is not None and b is not None)
-    return near and (became[0] == became[1] or (became[1] == 0 and right[1] != 0))
+        yield "small difference", {}
 
 
 # ── what is known where nothing explains them ──
 
 
-def _telling(theirs: Array) -> Reason | None:
+def _telling(theirs: Array) -> tuple[Reason, ...]:
     """An output that says by itself what to look for: no finite number in it, or everywhere the same one."""
     if not np.isfinite(theirs).any():
-        return Reason("no finite number")
-    constant = theirs.size > 1 and (theirs == theirs.flat[0]).all()
-    return Reason("constant", {"value": float(theirs.flat[0])}) if constant else None
+        return (("no finite number", {}),)
+    same = theirs.size > 1 and bool((theirs == theirs.flat[0]).all())
+    return (("constant", {"value": float(theirs.flat[0])}),) if same else ()
 
 
 def _known_about(search: Search, theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
     """What is known: the batch entries, heads, queries and columns that are right where others are not; NaN."""
-    coverage, inputs = search.coverage, search.inputs
+    inputs = search.inputs
     names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
-    indices = coverage.batches, range(wrong.shape[1]), coverage.queries, range(wrong.shape[3])
+    indices = search.looked["batches"], range(wrong.shape[1]), search.everything, range(wrong.shape[3])
     for axis, (name, places) in enumerate(zip(names, map(np.array, indices), strict=True)):
         bad = wrong.any(axis=tuple(other for other in range(4) if other != axis))
         if not bad.all() and not (name == "head" and inputs.merged):
-            yield Reason(f"right {name}", {"right": _ranges(places[~bad]), "wrong": _ranges(places[bad])})
+            yield f"right {name}", {"right": _ranges(places[~bad]), "wrong": _ranges(places[bad])}
     nonfinite = ~np.isfinite(theirs) & np.isfinite(right)
     if nonfinite.any():
-        yield Reason("some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())})
+        yield "some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())}
     if search.untried:
-        yield Reason("too long")
+        yield "too long", {}
     if inputs.stage == "output" and np.isfinite(theirs).all():
-        yield Reason("ask for weights")
+        yield "ask for weights", {}
 
 
 def _ranges(places: Array) -> str:

@@ -5,7 +5,7 @@ the inputs is computed here, by the names that the data use: the conditions unde
 changes with other scales, sizes of blocks and narrower dtypes, and of some of several matrices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -17,11 +17,11 @@ import numpy as np
 from clearhead.core.arrays import unrepeated
 from clearhead.core.files import toml_of
 from clearhead.core.rules import RULES
-from clearhead.diagnosing.recipe import STAGES, Change, Diagnosed
-from clearhead.diagnosing.rule_changes import MASKS
+from clearhead.diagnosing.changes import MASKS
+from clearhead.diagnosing.recipe import Change, Diagnosed
 from clearhead.words import Language
 
-BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes
+BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # the usual sizes, and those of short inputs
 Sentence = Mapping[Language, str]  # {field} stands for a changed field of the recipe
 _ANY: Sentence = {"en": "other random numbers, and sizes that all differ", "zh": "换一组随机数，且各维大小互不相同"}
 
@@ -35,19 +35,17 @@ class Mistake:
     did: Sentence  # what their code did
     mend: Sentence  # the line to change
     needs: Sentence  # what an input must have to show it
-    when: tuple[str, ...] = ()  # the conditions under which it can be made
-    rule: str = ""  # the caller's rule that it breaks, another condition; by default that of the field it changes
+    when: Sequence[str] = ()  # the conditions under which it can be made
     # It gives theirs exactly; also where only a number of keys shows it; or only as far as rounding goes.
     evidence: Literal["numbers", "a size", "rounding"] = "numbers"
-    alone: bool = False  # never tried together with another mistake
     seldom: bool = False  # never tried together with another seldom one
 
     def variants(self, inputs: Diagnosed) -> list[Change]:
         """The changes that these inputs allow."""
-        if not all(holds(condition, inputs) for condition in (*self.when, self.rule) if condition):
+        if not all(CONDITIONS[name](inputs) for name in self.when):
             return []
         result: list[Change] = []
-        for change in (c for c in self.changes if "when" not in c or holds(c["when"], inputs)):
+        for change in (c for c in self.changes if "when" not in c or CONDITIONS[c["when"]](inputs)):
             fields = {field: value for field, value in change.items() if field != "when"}
             computed = next((field for field in fields if field in COMPUTED), None)
             variants = [{}] if computed is None else COMPUTED[computed](inputs, fields.pop(computed))
@@ -70,7 +68,6 @@ def values() -> dict[str, dict[str, Any]]:
 
 
 def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: dict[str, str], kind: str) -> Mistake:
-    when = table.pop("when", ())
     for what in ("did", "mend"):
         sentence = table[what]
         if isinstance(sentence, dict) and "as" in sentence:  # the same as another mistake's
@@ -81,16 +78,7 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: di
         {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
-    field = next(iter(table["changes"][0]))
-    rule = "rotary" if field.startswith("rotary") else field  # most fields are called as the rule
-    table.setdefault("rule", rule if rule in {"rotary", *RULES} - {"scale"} else "")
-    return Mistake(name, when=(when,) if isinstance(when, str) else tuple(when), seldom=kind == "seldom", **table)
-
-
-def holds(condition: str, inputs: Diagnosed) -> bool:
-    """Does the condition hold? It is a key of the table below, or a rule that is in use."""
-    of = CONDITIONS.get(condition)
-    return inputs.problem.uses(condition) if of is None else of(inputs)
+    return Mistake(name, seldom=kind == "seldom", **table)
 
 
 def _hides(inputs: Diagnosed) -> bool:
@@ -101,26 +89,18 @@ def _hides(inputs: Diagnosed) -> bool:
     return ruled or any(bool(np.isneginf(x).any()) for x in scored)
 
 
-def _cached(inputs: Diagnosed) -> bool:
-    """May the queries be the newest tokens after a cache?"""
-    p = inputs.problem
-    last = p.causal and bool((p.query_offset == p.keys - p.queries).all())
-    return p.keys > p.queries and (p.queries == 1 or last)
-
-
 # Where a mistake is not looked for without its condition: it would be another one, or cost much, or there is none. One
 # that cannot be made for its shapes raises ValueError or IndexError; one that changes no number, or only those of later
 # steps than theirs, explains nothing.
-CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {
+CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {  # and a rule's name: it is in use
+    **{rule: lambda x, rule=rule: x.problem.uses(rule) for rule in RULES},  # type: ignore[misc]
     "several heads": lambda x: x.problem.heads > 1,
     "several entries": lambda x: x.problem.batch > 1,
     "several matrices": lambda x: x.problem.heads * x.problem.batch > 1,
     "few weights": lambda x: prod(x.problem.shape) <= 2**21,
     "positions": lambda x: x.problem.uses("causal") or x.problem.uses("window"),
     "several corners": lambda x: x.problem.queries != x.problem.keys or bool(x.problem.query_offset.any()),
-    "cache": _cached,
     "groups": lambda x: x.problem.kv_heads not in (1, x.problem.heads),
-    "NaN in theirs": lambda x: bool(np.isnan(x.theirs.astype(np.float64)).any()),
     "hidden keys": _hides,
     "later keys in the window": lambda x: x.problem.window[1] is None or x.problem.window[1] > 0,
     "right side above 0": lambda x: bool(x.problem.window[1]),
@@ -137,38 +117,15 @@ CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {
 def _scales(inputs: Diagnosed, which: float | str) -> list[Change]:
     """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
     p, right = inputs.problem, inputs.problem.scale
-    d_model = [] if inputs.layer is None else [inputs.layer.x.shape[-1]]
-    widths = {"length": sorted({p.queries, p.keys} - {1}), "d_model": [p.heads * p.d_k, *d_model]}
-    widths |= {"d_k": [p.d_k], "d_v": [inputs.v.shape[-1]], "all heads": [p.heads * p.d_k]}
     one = right[:1] if len(np.unique(right)) == 1 else right[:0]  # one number for all heads
-    others = {"twice": [*one**2], "inverse": [*1 / one[one != 0]], "log2 e": [*one * np.log2(np.e)]}
-    others |= {"1/d_k": [1 / p.d_k], "1/2d_k": [0.5 / p.d_k]} if p.d_k else {"1/d_k": [], "1/2d_k": []}
-    for name, each in widths.items():  # divided by the square root of a width
-        others[name] = [width**-0.5 for width in each if width and (name == "d_k" or width != p.d_k)]
-    scales = {which} if isinstance(which, float) else {*others[which]}
-    return [{"scale": float(x)} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()]
-
-
-def _overflows(inputs: Diagnosed, *_: object) -> list[Change]:
-    """The dtypes whose range exp can leave where no maximum is subtracted; only NaN in theirs shows that."""
-    if np.isfinite(inputs.theirs.astype(np.float64)).all():
-        return []
-    names = {dtype.name for dtype in (inputs.theirs.dtype, inputs.problem.dtype)} & {"float16", "float64"}
-    return [{"overflow": name} for name in sorted({*names, "float32"})]
-
-
-def _later_steps(inputs: Diagnosed, *_: object) -> list[Change]:
-    """The later steps up to the weights that change the numbers."""
-    uses = inputs.problem.uses
-    works = {
-        "scaled": bool((inputs.problem.scale != 1).any()),
-        "capped": uses("softcap"),
-        "masked": _hides(inputs),
-        "weights": True,
-    }
-    works["biased"] = any(map(uses, ("bias", "alibi_slopes", "spans")))
-    later = STAGES[STAGES.index(inputs.stage) + 1 :]  # an earlier step means a missing rule, which has its own entry
-    return [{"step": step} for step in later if works.get(step)]
+    widths = {"length": [p.queries, p.keys], "d_v": [inputs.v.shape[-1]], "all heads": [p.heads * p.d_k]}
+    widths["d_model"] = [*widths["all heads"], *([] if inputs.layer is None else [inputs.layer.x.shape[-1]])]
+    others: dict[Any, Any] = {name: [x**-0.5 for x in each if x not in (0, 1, p.d_k)] for name, each in widths.items()}
+    d_k = np.array([p.d_k], np.float64)
+    others |= {"d_k": d_k**-0.5, "1/d_k": 1 / d_k, "1/2d_k": 0.5 / d_k}
+    others |= {"twice": one**2, "inverse": 1 / one, "log2 e": one * np.log2(np.e)}
+    scales = {which} if isinstance(which, float) else {float(x) for x in others[which] if np.isfinite(x)}
+    return [{"scale": x} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()]
 
 
 def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
@@ -177,13 +134,6 @@ def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
     names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
     subsets = [some for many in range(1, len(names) + 1) for some in combinations(names, many)]
     return [{f"{field}_{name}": value for name in some} for some in subsets]
-
-
-def _chunks(inputs: Diagnosed, *_: object) -> list[Change]:
-    """Chunks as wide as the window, or as one of its sides."""
-    left, right = inputs.problem.window
-    sizes = set() if left is None else {left, left + 1, left + 1 + (right or 0)} - {0}
-    return [{"chunk": size} for size in sorted(sizes) if size < inputs.problem.keys]
 
 
 def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
@@ -199,34 +149,17 @@ def _narrow(inputs: Diagnosed, *_: object) -> list[Change]:
     return [{"half_dtype": name} for name in names]
 
 
-def _sizes(length: int) -> list[int]:
-    """The usual sizes of blocks; 2 and 4 only where the length is short."""
-    return [size for size in (2, 4) if length <= 64] + [size for size in BLOCKS if size < length]
-
-
-def _in_blocks(field: str, inputs: Diagnosed, kind: str) -> list[Change]:
-    """A bug of some kind in blocks of each size."""
-    return [{field: (kind, size)} for size in _sizes(inputs.problem.keys)]
-
-
-def _key_tails(inputs: Diagnosed, kind: str) -> list[Change]:
-    """One size of blocks for each number of keys that are skipped behind the last whole one, or of zeros read there."""
+def _blocks(inputs: Diagnosed, kind: str) -> list[Change]:
+    """A bug of some kind in blocks of each size; 2 and 4 only where the length is short."""
     keys = inputs.problem.keys
-    uneven = sorted((size for size in _sizes(keys) if keys % size), reverse=True)
-    by_tail = {keys % size if kind == "skipped" else -keys % size: size for size in uneven}
-    return [{"key_tail": (kind, size)} for size in sorted(by_tail.values())]
+    return [{"rescale": kind, "block": size} for size in BLOCKS if size < keys and (size > 4 or keys <= 64)]
 
 
 COMPUTED: dict[str, Callable[[Diagnosed, str], list[Change]]] = {  # by the field that mistakes.toml names
     "scale": _scales,
-    "overflow": _overflows,
-    "step": _later_steps,
     "w": partial(_some, "w"),
     "b": partial(_some, "b"),
-    "chunk": _chunks,
     "every rule": _every_rule,
     "half_dtype": _narrow,
-    "blocks": partial(_in_blocks, "blocks"),
-    "tile": partial(_in_blocks, "tile"),
-    "key_tail": _key_tails,
+    "rescale": _blocks,
 }

@@ -1,12 +1,11 @@
 """What is diagnosed, and recipes: how the textbook's attention is changed, as data.
 
-A recipe names what is changed, by field; what it does not name is as the textbook has it. operands.py has the changes
-of queries, keys and values, rule_changes.py those of the rules, workings.py those of the steps.
+A recipe names what is changed, by field; what it does not name is as the textbook has it. changes.py has the changes
+of queries, keys, values and rules, workings.py those of the steps.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
@@ -20,7 +19,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_number
 from clearhead.core.rules import EVERYWHERE, Rules, check_names
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
-from clearhead.textbook.case_file import INPUTS, LAYER, inputs_of
+from clearhead.textbook.case_file import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, precision
 from clearhead.textbook.computed import LayerArrays, read_layer
 from clearhead.textbook.shapes import Convention, check_convention, turned
 
@@ -55,8 +54,7 @@ class Recipe(dict[str, Any]):
     @property
     def wide(self) -> bool:
         """Does a row need the scores of all rows?"""
-        turned = self["turned"] or str(self["softmax"]).startswith("unkept")
-        return bool(turned) or self["axis"] in ("queries", "matrix", "all")
+        return bool(self["turned"]) or self["axis"] in ("queries", "matrix", "all")
 
 
 RIGHT = Recipe()
@@ -79,13 +77,6 @@ class Diagnosed:
     def merged(self) -> bool:
         """Has theirs the layer's heads joined?"""
         return self.layer is not None and self.stage in ("concat", "output")
-
-    @property
-    def tokens(self) -> dict[str, Array]:
-        """What the caller gave that has tokens, by name."""
-        if self.layer is not None:
-            return {"x": self.layer.x, "context": self.layer.context}
-        return {"q": self.q, "k": self.k, "v": self.v}
 
     def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Diagnosed":
         """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
@@ -123,7 +114,11 @@ def read_inputs(
     rotary   the base of rotary positions, None without, and whether pairs are interleaved
     """
     check_convention(convention)
-    turning, layer, given = _rotary_of(*rotary), None, cast("Rules", rules)
+    turning, layer, given = None, None, cast("Rules", rules)
+    if rotary[0] is not None:
+        turning = read_number("rotary", rotary[0], 0.0), read_flag("rotary_interleaved", rotary[1])
+        if turning[0] <= 0:
+            raise RuleError(expected("rotary", rotary[0], "the base of the angles, a positive number"))
     theirs = turned(as_array(theirs, "theirs")[0], convention)
     if "x" in arrays:
         check_names(given)
@@ -147,26 +142,22 @@ def read_inputs(
     return Diagnosed(problem, call.q, call.k, call.v, theirs, stage, layer, turning)
 
 
-def _rotary_of(base: Any, interleaved: Any) -> Rotary | None:
-    """Rotary positions; None without a base."""
-    if base is None:
-        return None
-    number = read_number("rotary", base, 0.0)
-    if number <= 0:
-        raise RuleError(expected("rotary", base, "the base of the angles, a positive number"), "rotary=10000.0")
-    return number, read_flag("rotary_interleaved", interleaved)
+def read_written(name: str, written: Any) -> tuple[Array, float]:
+    """A file's numbers in a float dtype, and half of the last decimal where they were printed, else 0."""
+    array = numbers(name, written)
+    array = array if array.dtype in FLOATS else array.astype(np.float64)
+    printed = not isinstance(written, np.ndarray)
+    return (precision(written, array), half_a_decimal(written)) if printed else (array, 0.0)
 
 
 def file_inputs(place: Path, values: Mapping[str, Any], theirs: Array, stage: Any) -> Diagnosed:
     """The inputs among a file's values, checked; inputs and rules by name."""
     needed, rules = inputs_of(place, values), dict(values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
-    named = needed if needed == INPUTS else (*LAYER, "num_heads")
-    arrays = {name: rules.pop(name) for name in named if name in rules}
-    heads, convention = arrays.pop("num_heads", 1), rules.pop("convention", "rows")
+    arrays = {name: rules.pop(name) for name in (INPUTS if needed == INPUTS else LAYER) if name in rules}
+    options = {name: rules.pop(name) for name in ("num_heads", "convention") if name in rules}
     rotary = rules.pop("rotary", None), rules.pop("rotary_interleaved", False)
-    options = {"num_heads": heads, "convention": convention, "rotary": rotary, "rules": rules}
-    return read_inputs(arrays, theirs, stage, **options)
+    return read_inputs(arrays, theirs, stage, rotary=rotary, rules=rules, **options)
 
 
 def read_theirs(array: Array, stages: dict[str, tuple[int, ...]], problem: Problem, stage: Stage) -> Array:
@@ -195,10 +186,8 @@ def _hint(shape: tuple[int, ...], want: tuple[int, ...], stages: dict[str, tuple
     for stage, other in (("output", stages["output"]), ("weights", problem.shape)):
         if shape == other:
             return f'it has the shape of the {stage}: stage="{stage}".'
-    if shape == (*want[:-2], want[-1], want[-2]):
-        return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
     if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
         return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
     if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
         return f"its heads are joined: theirs.reshape(*theirs.shape[:-1], {want[-3]}, {want[-1]}).swapaxes(-2, -3)."
-    return "it has as many numbers: a reshape may do, if their order is right." if prod(shape) == prod(want) else ""
+    return "its last two axes are swapped: theirs.swapaxes(-1, -2)." if shape == (*want[:-2], *want[:-3:-1]) else ""

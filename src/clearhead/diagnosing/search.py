@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.mistakes import Mistake, mistakes
+from clearhead.diagnosing.changes import SEEING, Workings
+from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.recipe import RIGHT, Diagnosed, Recipe, Rows, eps
-from clearhead.diagnosing.rule_changes import SEEING
-from clearhead.diagnosing.verdict import BUDGET, Coverage, MistakeExplanation
-from clearhead.diagnosing.workings import SOFTMAX, Workings, take
-from clearhead.textbook.computed import differences, largest_difference
+from clearhead.diagnosing.verdict import BUDGET, MistakeExplanation
+from clearhead.diagnosing.workings import SOFTMAX, answer, scores, seen_by, take, weights
+from clearhead.textbook.computed import differences
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
@@ -31,74 +31,87 @@ _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
 _SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
 _STEPS = 60  # the most in the search for a number
-_PAIRED = 16  # keys of a block, below which it is tried alone
 _MUCH = 2**11  # scores of a row of all heads, from which one row has to do for a first look
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
 
 
-class Fit:
-    """Measures recipes against theirs."""
+class Search:
+    """One case: the inputs, the rows to compare, and the candidates.
 
-    def __init__(self, inputs: Diagnosed, dtype: np.dtype[Any], slack: float) -> None:
-        self.inputs, self.dtype, self.slack = inputs, dtype, slack
-        self.exact = Workings(inputs)
-        single = dtype == np.float64
-        self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
+    `screen` is one or two rows, `sample` a dozen, `everything` all rows that the budget allows. Where it does not
+    allow all, only the first and the last batch entry count.
+    """
+
+    def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
+        self.tried = 0  # candidates so far
+        problem, ends = inputs.problem, sorted({0, inputs.problem.batch - 1})
+        n, whole = inputs.theirs.shape[2], inputs.stage in "qkv" or prod(problem.shape) <= BUDGET
+        batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
+        some = {0, 1, n - 2, n - 1, *np.linspace(0, n - 1, 9).astype(int).tolist()}
+        self.sample: Rows = tuple(sorted(row for row in some if 0 <= row < n))
+        if not whole:
+            taken = problem.take(batches=np.array(ends))
+            inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
+            most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
+            rows = tuple(sorted({*self.sample, *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
+        self.inputs, self.slack, self.everything, self.exact = inputs, slack, rows, Workings(inputs)
+        self.dtype = max(problem.dtype, inputs.theirs.dtype, key=eps)
+        single = self.dtype == np.float64
+        self.plain = Workings(inputs, np.dtype(np.float32) if single else self.dtype)
         self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
+        self.untried = problem.queries * problem.keys > _WIDE  # are mistakes that need all scores of a head too costly?
+        few = {n // 2} if inputs.merged or prod(problem.shape) > _MUCH * problem.queries else {n // 2, n - 1}
+        self.screen: Rows = tuple(sorted(few & set(range(n))))
+        sizes = {"all_batches": problem.batch, "all_queries": n}
+        self.looked = {"batches": batches, "heads": problem.heads, "queries": rows, "everything": whole, **sizes}
 
     def theirs(self, rows: Rows) -> Array:
         """Their numbers for these rows; q, k and v are whole."""
         theirs = self.inputs.theirs if self.inputs.stage in "qkv" else take(self.inputs.theirs, rows)
-        result: Array = self.exact.once(("theirs", rows), lambda: theirs.astype(np.float64))
-        return result
+        return theirs.astype(np.float64)
 
-    def gap(self, recipe: Recipe, rows: Rows, computed: Array | None = None) -> float:
-        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
-
-        computed   the recipe's numbers, where they are known already
-        """
-        theirs = self.theirs(rows)
-        computed = self.exact.answer(recipe, rows) if computed is None else computed
+    def gap(self, recipe: Recipe, rows: Rows) -> float:
+        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ."""
+        theirs, computed = self.theirs(rows), answer(self.exact, recipe, rows)
         if computed.shape != theirs.shape:
             return float("inf")
         gaps = differences(theirs, computed)
         softmaxed = self.inputs.stage in _SOFTMAXED
-        if recipe["overflow"] is not None and softmaxed and not self.inputs.merged and recipe["axis"] is None:
-            gaps = np.where(self._at_the_edge(recipe, rows), 0.0, gaps)
         if softmaxed and gaps.size and gaps.max() > 0 and recipe["empty"] is None and recipe.key(SEEING):
             gaps = self._excused(recipe, rows, gaps)
         return float(gaps.max(initial=0.0))
 
-    def _at_the_edge(self, recipe: Recipe, rows: Rows) -> Array:
-        """The rows near the edge of exp's range, which may be NaN, 0 or right: rounding decides which."""
-        x, edge = self.exact.logits(recipe, rows), np.log(float(np.finfo(recipe["overflow"]).max))
-        tops = x.max(axis=-1, keepdims=True), np.logaddexp.reduce(x, axis=-1, keepdims=True)
-        blur = 8 * max(eps(self.dtype), eps(np.dtype(recipe["overflow"]))) * edge
-        return np.asarray(np.logical_or(*(np.abs(top - edge) <= blur for top in tops)))
-
     def _excused(self, recipe: Recipe, rows: Rows, gaps: Array) -> Array:
         """The gaps, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
-        emptied: Array = np.asarray(~self.exact.visible(recipe, rows).any(axis=-1, keepdims=True))
-        emptied = emptied & self.exact.visible(RIGHT, rows).any(axis=-1, keepdims=True)
+        emptied: Array = np.asarray(~seen_by(self.exact, recipe, rows).any(axis=-1, keepdims=True))
+        emptied = emptied & seen_by(self.exact, RIGHT, rows).any(axis=-1, keepdims=True)
         if not emptied.any():
             return gaps
         if self.inputs.merged:
             emptied = np.asarray(emptied.any(axis=1, keepdims=True))
         for empty in ("nan", "mean"):
-            computed = self.exact.answer(recipe.but(empty=empty), rows)
+            computed = answer(self.exact, recipe.but(empty=empty), rows)
             gaps = np.where(emptied, np.minimum(gaps, differences(self.theirs(rows), computed)), gaps)
         return gaps
 
-    def measure(self, recipe: Recipe, rows: Rows, exact: Array | None = None) -> tuple[float, float]:
-        """The gap, and what rounding allows."""
-        exact = self.exact.answer(recipe, rows) if exact is None else exact
-        gap, allowed = self.gap(recipe, rows, exact), self.allowed(recipe, rows, exact)
+    def measure(self, recipe: Recipe, rows: Rows) -> tuple[float, float]:
+        """The gap, and what rounding allows.
+
+        Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
+        much as the values are large, but in a few rows: the root mean square of all numbers must agree as well.
+        """
+        theirs, exact = self.theirs(rows), answer(self.exact, recipe, rows)
+        gap, allowed = self.gap(recipe, rows), self.allowed(recipe, rows)
         runs = self._other_runs if allowed < gap < _DOUBT * allowed else []
         if allowed < gap and recipe == RIGHT:
             runs = [*runs, Workings(self.inputs, self.plain.precision, rounded_sums=True)]
-        allowed = max([allowed, *(self.allowed(recipe, rows, exact, run) for run in runs)])
-        if gap <= allowed and allowed > _WIDEST * largest(exact):
-            allowed = min(allowed, self._typical(recipe, rows, exact))
+        allowed = max([allowed, *(self.allowed(recipe, rows, run) for run in runs)])
+        wide = gap <= allowed and allowed > _WIDEST * largest(exact) and theirs.size >= _FEW
+        if wide and np.isfinite(theirs).all() and np.isfinite(exact).all():
+            errors = [answer(run, recipe, rows) - exact for run in (self.plain, *self._other_runs)]
+            worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
+            typical = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
+            allowed = min(allowed, typical) if rms(theirs - exact) > typical else allowed
         return gap, allowed
 
     @cached_property
@@ -111,25 +124,10 @@ class Fit:
         moved = [self.inputs.mapped(lambda x: x * (1 + size * rng.uniform(-1, 1, x.shape))) for _ in range(_RUNS)]
         return [Workings(replace(inputs, v=self.inputs.v), narrow) for inputs in moved]
 
-    def _typical(self, recipe: Recipe, rows: Rows, exact: Array) -> float:
-        """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
-
-        Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
-        much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
-        such runs; else a limit that theirs exceed.
-        """
-        theirs = self.theirs(rows)
-        if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
-            return float("inf")
-        errors = [run.answer(recipe, rows) - exact for run in (self.plain, *self._other_runs)]
-        worst = max(rms(error[np.isfinite(error)]) for error in errors) * self.shrink
-        limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
-        return limit if rms(theirs - exact) > limit else float("inf")
-
-    def allowed(self, recipe: Recipe, rows: Rows, exact: Array | None = None, run: Workings | None = None) -> float:
+    def allowed(self, recipe: Recipe, rows: Rows, run: Workings | None = None) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
-        exact = self.exact.answer(recipe, rows) if exact is None else exact
-        error = np.abs(exact - (run or self.plain).answer(recipe, rows))
+        exact = answer(self.exact, recipe, rows)
+        error = np.abs(exact - answer(run or self.plain, recipe, rows))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
         factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
         return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
@@ -140,7 +138,7 @@ class Fit:
         The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
         of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
         """
-        theirs, exact = self.theirs(rows), self.exact.answer(RIGHT, rows)
+        theirs, exact = self.theirs(rows), answer(self.exact, RIGHT, rows)
         error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
         if error.size < _FEW or not np.isfinite(error).all() or abs(correlated(error, exact)) > clear:
             return 0.0
@@ -149,9 +147,10 @@ class Fit:
             return x.astype(narrow).astype(x.dtype)
 
         plain = Workings(self.inputs, narrow), Workings(self.inputs.mapped(rounded, rounded))
-        runs = [*(work.answer(RIGHT, rows) for work in plain), rounded(exact)]
-        if self.inputs.stage == "output" and not self.inputs.merged:
-            runs.append(self.exact.mixed(RIGHT, rounded(self.exact.weights(RIGHT, rows))))
+        runs = [*(answer(work, RIGHT, rows) for work in plain), rounded(exact)]
+        if self.inputs.stage in ("heads", "output"):
+            given = {"weights": rounded(weights(self.exact, RIGHT, rows))}
+            runs.append(answer(Workings(self.inputs, given=given), RIGHT, rows))
         errors = [run - exact for run in runs if largest(error) <= 2 * FACTOR * largest(run - exact)]
         alike = [correlated(error, other) for other in errors if rms(error) <= _TYPICAL * rms(other) < np.inf]
         best = max(alike, default=0.0)
@@ -163,11 +162,14 @@ class Fit:
         The numbers go from those of the visible keys alone to those of the hidden keys alone as it grows. None where
         theirs are all but one of the two: any number further on that side gives the same.
         """
-        theirs = self.theirs(rows)
-        alone, full = self.exact.answer(recipe.but(masking=None), rows), self._with(recipe, rows, 1e9)
+
+        def at(number: float) -> Array:
+            return answer(self.exact, recipe.but(fill=number), rows)
+
+        theirs, alone, full = self.theirs(rows), answer(self.exact, recipe.but(masking=None), rows), at(1e9)
         if self.inputs.stage == "masked":
-            hidden = ~np.broadcast_to(self.exact.visible(recipe, rows), theirs.shape)
-            zero = self._with(recipe, rows, 0.0)
+            hidden = ~np.broadcast_to(seen_by(self.exact, recipe, rows), theirs.shape)
+            zero = at(0.0)
             numbers = (theirs - zero)[hidden & np.isfinite(zero)]
             return recipe.but(fill=float(np.median(numbers))) if numbers.size else None
         if not theirs.shape == alone.shape == full.shape or not np.isfinite(theirs).any():
@@ -182,10 +184,10 @@ class Fit:
 
         def beyond(number: float) -> float:
             """How much further on the way than theirs the recipe's numbers are with this number, in log-odds."""
-            here = np.where(use, self._with(recipe, rows, number), 0.0)
+            here = np.where(use, at(number), 0.0)
             return _log_odds((along * (here - alone)).sum(), (along * (full - here)).sum()) - aim
 
-        x = self.exact.logits(recipe.but(masking="after"), rows)
+        x = scores(self.exact, recipe.but(masking="after"), rows)
         low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
         number = _root(beyond, low - 40.0, high + 40.0)
         idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
@@ -197,8 +199,71 @@ class Fit:
         enough = max(2 * self.gap(every[-1], rows), self.allowed(every[-1], rows))
         return next(each for each in every if each is every[-1] or self.gap(each, rows) <= enough)
 
-    def _with(self, recipe: Recipe, rows: Rows, number: float) -> Array:
-        return self.exact.answer(recipe.but(fill=number), rows)
+    @cached_property
+    def _near(self) -> float:
+        """How far a candidate may lie from theirs on the screen to be compared any further."""
+        return max(1e-3 * largest(self.theirs(self.screen)), 5 * self.allowed(RIGHT, self.screen))
+
+    def explanations(self) -> list[MistakeExplanation]:
+        """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
+        variants = [(mistake, change) for mistake in mistakes() for change in mistake.variants(self.inputs)]
+        every = [MistakeExplanation((mistake,), (change,), Recipe(change)) for mistake, change in variants]
+        every = [single for single in every if not (self.untried and single.recipe.wide)]
+        narrowings = [single for single in every if single.entries[0].evidence == "rounding"]
+        singles = [single for single in every if single not in narrowings]
+        fitting = self.fitting(singles)
+        if fitting or not np.isfinite(self.theirs(self.sample)).any():  # some two mistakes make anything NaN
+            return fitting
+        if fitting := self.fitting(pairs([single for single in singles if self._paired(single)])):
+            return fitting
+        rows, gap = self.everything, self.gap(RIGHT, self.everything)
+        sure = {n: self.narrowed(np.dtype(n.recipe["half_dtype"]), rows) for n in narrowings}
+        surest = max(narrowings, key=sure.__getitem__, default=None)
+        return [replace(surest, residual=gap, tolerance=gap)] if surest is not None and sure[surest] else []
+
+    def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
+        """Candidates that fit, the closest first.
+
+        One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
+        Nor does one that changes more than another: what it adds does nothing here.
+        """
+        single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
+        fitting = [c for c in map(self._compared, candidates) if c is not None]
+        fitting = [c for c in fitting if not (single and c.solved and len(c.entries) > 1)]
+        fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
+        return sorted([c for c in fitting if not c.solved] or fitting, key=lambda c: c.residual)
+
+    def _compared(self, candidate: MistakeExplanation) -> MistakeExplanation | None:
+        """The candidate with its residual and tolerance; None as soon as it does not fit on some rows."""
+        self.tried += 1
+        with suppress(ValueError, IndexError):  # of shapes: no program makes these mistakes
+            recipe = self._solved(candidate.recipe)
+            if recipe is None or self.gap(recipe, self.screen) > self._near:
+                return None
+            for rows in (self.sample, self.everything):
+                residual, tolerance = self.measure(recipe, rows)
+                if residual > tolerance:
+                    return None
+            return replace(candidate, recipe=recipe, residual=residual, tolerance=tolerance)
+        return None
+
+    def _solved(self, recipe: Recipe) -> Recipe | None:
+        """The recipe with the number that its mask fills with, of the few rows first; None where no number does."""
+        if not recipe.unfilled:
+            return recipe
+        first = self.filled(recipe, self.screen)
+        if first is not None and self.gap(first, self.screen) > self._near:
+            return None
+        return self.filled(recipe, self.sample)
+
+    def _paired(self, single: MistakeExplanation) -> bool:
+        """Is it tried in pairs: does it change these numbers?"""
+        if single.recipe.unfilled:
+            return True
+        with suppress(ValueError, IndexError):  # of shapes: no program makes this mistake
+            computed, right = (answer(self.exact, recipe, self.sample) for recipe in (single.recipe, RIGHT))
+            return not np.array_equal(computed, right, equal_nan=True)
+        return False
 
 
 def _log_odds(done: float, rest: float) -> float:
@@ -236,152 +301,13 @@ def largest(x: Array) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
-class Search:
-    """One case: the inputs, the rows to compare, and the candidates.
-
-    `screen` is one or two rows, `sample` a dozen, `everything` all rows that the budget allows. Where it does not
-    allow all, only the first and the last batch entry count.
-    """
-
-    def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
-        self.tried = 0  # candidates so far
-        problem, ends = inputs.problem, sorted({0, inputs.problem.batch - 1})
-        n, whole = inputs.theirs.shape[2], inputs.stage in "qkv" or prod(problem.shape) <= BUDGET
-        batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
-        if not whole:
-            taken = problem.take(batches=np.array(ends))
-            inputs = replace(inputs.mapped(lambda x: x[ends]), problem=taken, theirs=inputs.theirs[ends])
-            most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
-            rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
-        self.inputs, self.fit = inputs, Fit(inputs, max(problem.dtype, inputs.theirs.dtype, key=eps), slack)
-        self.everything, self.sample = rows, _sample_rows(n)
-        few = {n // 2} if inputs.merged or prod(problem.shape[:-2]) * problem.keys > _MUCH else {n // 2, n - 1}
-        self.screen: Rows = tuple(sorted(few & set(range(n))))
-        self.coverage = Coverage(batches, problem.heads, rows, whole, problem.batch, n)
-
-    @cached_property
-    def _near(self) -> float:
-        """How far a candidate may lie from theirs on the screen to be compared any further."""
-        return max(1e-3 * largest(self.fit.theirs(self.screen)), 5 * self.fit.allowed(RIGHT, self.screen))
-
-    def _measured(self, candidate: MistakeExplanation) -> MistakeExplanation:
-        """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
-        for selection in (self.sample, self.everything):
-            residual, tolerance = self.fit.measure(candidate.recipe, selection)
-            candidate = replace(candidate, residual=residual, tolerance=tolerance)
-            if not candidate.fits:
-                break
-        return candidate
-
-    def singles(self, only: Callable[[Mistake], bool] = bool) -> list[MistakeExplanation]:
-        """Every single mistake that can be made with these inputs, and that shows at their stage."""
-        return [
-            MistakeExplanation((mistake,), (change,), Recipe(change))
-            for mistake in filter(only, mistakes())
-            for change in mistake.variants(self.inputs)
-        ]
-
-    @property
-    def untried(self) -> bool:
-        """Are mistakes that need every score of a head too costly here?"""
-        return self.inputs.problem.queries * self.inputs.problem.keys > _WIDE
-
-    def unseen(self) -> list[MistakeExplanation]:
-        """Usual mistakes about the caller's own rules that these inputs do not show: they give the right numbers."""
-        if self.inputs.stage not in _SOFTMAXED:
-            return []
-        allowed, shown = self.fit.allowed(RIGHT, self.sample, self._right), set[str]()
-        hidden: dict[str, MistakeExplanation] = {}
-        for single in self.singles(only=lambda mistake: bool(mistake.rule) and not mistake.seldom):
-            computed, name = None if single.recipe.unfilled else self._numbers(single.recipe), single.entries[0].name
-            if single.recipe.unfilled or (computed is not None and largest_difference(computed, self._right) > allowed):
-                shown.add(name)
-            elif computed is not None:
-                hidden.setdefault(name, single)
-        return [single for name, single in hidden.items() if name not in shown]
-
-    def _numbers(self, recipe: Recipe) -> Array | None:
-        """The recipe's numbers on the sample; None where these shapes do not allow the mistake."""
-        try:
-            return self.fit.exact.answer(recipe, self.sample)
-        except (ValueError, IndexError):
-            return None
-
-    def explanations(self) -> list[MistakeExplanation]:
-        """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        every = [single for single in self.singles() if not (self.untried and single.recipe.wide)]
-        narrowings = [single for single in every if single.entries[0].evidence == "rounding"]
-        singles = [single for single in every if single not in narrowings]
-        fitting = self.fitting(singles)
-        if fitting or not np.isfinite(self.fit.theirs(self.sample)).any():  # some two mistakes make anything NaN
-            return fitting
-        if fitting := self.fitting(pairs([single for single in singles if self._paired(single)])):
-            return fitting
-        rows, gap = self.everything, self.fit.gap(RIGHT, self.everything)
-        sure = {n: self.fit.narrowed(np.dtype(n.recipe["half_dtype"]), rows) for n in narrowings}
-        surest = max(narrowings, key=sure.__getitem__, default=None)
-        return [replace(surest, residual=gap, tolerance=gap)] if surest is not None and sure[surest] else []
-
-    def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
-        """Candidates that fit, the closest first.
-
-        One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
-        Nor does one that changes more than another: what it adds does nothing here.
-        """
-        measured = map(self._measured, self._screened(candidates))
-        single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
-        fitting = [c for c in measured if c.fits and not (single and c.solved and len(c.entries) > 1)]
-        fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
-        return sorted([c for c in fitting if not c.solved] or fitting, key=lambda c: c.residual)
-
-    def _screened(self, candidates: Iterable[MistakeExplanation]) -> Iterator[MistakeExplanation]:
-        """Candidates that come near theirs on a few rows, the number that their mask fills with solved."""
-        for candidate in candidates:
-            self.tried += 1
-            with suppress(ValueError, IndexError):  # of shapes: no program makes these mistakes
-                recipe = self._solved(candidate.recipe)
-                if recipe is not None and self.fit.gap(recipe, self.screen) <= self._near:
-                    yield replace(candidate, recipe=recipe)
-
-    def _solved(self, recipe: Recipe) -> Recipe | None:
-        """The recipe with the number that its mask fills with, of the few rows first; None where no number does."""
-        if not recipe.unfilled:
-            return recipe
-        first = self.fit.filled(recipe, self.screen)
-        if first is not None and self.fit.gap(first, self.screen) > self._near:
-            return None
-        return self.fit.filled(recipe, self.sample)
-
-    def _paired(self, single: MistakeExplanation) -> bool:
-        """Is it tried in pairs: does it change these numbers at a cost that pairs can bear?"""
-        _, size = single.recipe["tile"] or ("", 0)
-        if 0 < size < _PAIRED:
-            return False
-        if single.recipe.unfilled:
-            return True
-        computed = self._numbers(single.recipe)
-        return computed is not None and not np.array_equal(computed, self._right, equal_nan=True)
-
-    @cached_property
-    def _right(self) -> Array:
-        return self.fit.exact.answer(RIGHT, self.sample)
-
-
 def pairs(singles: list[MistakeExplanation]) -> Iterator[MistakeExplanation]:
     """Two mistakes that change different fields of the recipe."""
     for a, b in combinations(singles, 2):
         change_a, change_b = a.changes[0], b.changes[0]
         both_softmax = change_a.keys() & SOFTMAX and change_b.keys() & SOFTMAX
         independent = not change_a.keys() & change_b.keys() and not both_softmax
-        apart = a.entries[0].alone or b.entries[0].alone or (a.entries[0].seldom and b.entries[0].seldom)
-        if a.entries[0] is not b.entries[0] and independent and not apart:
+        seldom = a.entries[0].seldom and b.entries[0].seldom
+        if a.entries[0] is not b.entries[0] and independent and not seldom:
             recipe = Recipe({**a.recipe, **change_b})
             yield MistakeExplanation(a.entries + b.entries, a.changes + b.changes, recipe)
-
-
-def _sample_rows(n: int) -> tuple[int, ...]:
-    """A dozen rows: the first, the last, and those around powers of two."""
-    edges = {0, 1, n // 2, n - 2, n - 1}
-    power = 1 << max(0, n - 1).bit_length()  # the first that is no less than n
-    edges |= {size + by for size in (power // 2, power // 4, power // 8) for by in (-1, 0, 1)}
-    return tuple(sorted(row for row in edges if 0 <= row < n))

@@ -2,50 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from clearhead.diagnosing.mistakes import Mistake, values
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.digits import significant
-from clearhead.view.names import Names
 from clearhead.words import Language, counted, filled, read_language, table
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
 BUDGET = 2**21  # the most weights that are compared
-
-
-class Coverage(NamedTuple):
-    """Which batch entries, heads and queries were compared, and whether that is everything."""
-
-    batches: tuple[int, ...]
-    heads: int
-    queries: tuple[int, ...]
-    everything: bool
-    all_batches: int
-    all_queries: int
-
-
-class Reason(NamedTuple):
-    """A piece of evidence: a key in words/diagnose.toml, and the values that the sentence names."""
-
-    key: str
-    values: Mapping[str, Any] = MappingProxyType({})
-
-
-class WrongNumber(NamedTuple):
-    """The first number that differs: where, theirs, and the right one; `head` is None where the heads are joined."""
-
-    batch: int
-    head: int | None
-    query: int
-    column: int
-    theirs: float
-    right: float
-
-
+Reason = tuple[str, Mapping[str, Any]]  # a piece of evidence: a key in words/diagnose.toml, what the sentence names
 AnswerLine = tuple[str, str]  # its kind (verdict, did, mend, needs, known or note) and its text
 
 
@@ -71,11 +40,6 @@ class MistakeExplanation:
         return tuple(mistake.name for mistake in self.entries)
 
     @property
-    def fits(self) -> bool:
-        """Is the residual within what rounding allows?"""
-        return self.residual <= self.tolerance
-
-    @property
     def solved(self) -> bool:
         """Was the number that its mask fills with solved from theirs?"""
         return any(None in change.values() for change in self.changes)
@@ -88,17 +52,14 @@ class MistakeExplanation:
 
     def did(self, language: Language = "en") -> list[str]:
         """What their code did, a sentence for each mistake."""
-        return self._words("did", language)
+        return self.words("did", language)
 
     def mend(self, language: Language = "en") -> list[str]:
         """The line to change, one for each mistake."""
-        return self._words("mend", language)
+        return self.words("mend", language)
 
-    def needs(self, language: Language = "en") -> list[str]:
-        """What inputs must have so that they show it, for each mistake."""
-        return self._words("needs", language)
-
-    def _words(self, what: str, language: Language) -> list[str]:
+    def words(self, what: Literal["did", "mend", "needs"], language: Language) -> list[str]:
+        """A sentence for each mistake: what their code did, the line to change, or what inputs must have to show it."""
         read_language(language)
         fitting, sentences = (self, *self.alike), []
         for index, mistake in enumerate(self.entries):
@@ -109,12 +70,11 @@ class MistakeExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """The explanation as plain numbers and words."""
-        numbers = {"residual": _plain(self.residual), "tolerance": _plain(self.tolerance)}
-        details = {field: _plain(value) for field, value in self.details.items()}
-        words = {"did": self.did(), "mend": self.mend(), "needs": self.needs()}
-        doubts = [said(doubt, "en") for doubt in self.doubts]
-        known = {"mistakes": self.mistakes, "confidence": self.confidence}
-        return known | numbers | {"details": details} | words | {"doubts": doubts}
+        known: dict[str, Any] = {"mistakes": self.mistakes, "confidence": self.confidence}
+        known |= {"residual": _plain(self.residual), "tolerance": _plain(self.tolerance)}
+        known["details"] = {field: _plain(value) for field, value in self.details.items()}
+        known |= {"did": self.did(), "mend": self.mend(), "needs": self.words("needs", "en")}
+        return known | {"doubts": [said(*doubt, "en") for doubt in self.doubts]}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -128,11 +88,9 @@ class Diagnosis:
     explanations: tuple[MistakeExplanation, ...]  # those that fit, the best first
     difference: float  # the largest between theirs and the right numbers
     tolerance: float  # what rounding allows
-    first_difference: WrongNumber | None
-    looked: Coverage
-    unseen: tuple[MistakeExplanation, ...] = ()  # mistakes that these inputs cannot show
+    first_difference: Mapping[str, Any]  # where and what: batch, head unless heads are joined, query, column, …
+    looked: Mapping[str, Any]  # which batch entries, heads and queries were compared, and whether that is everything
     known: tuple[Reason, ...] = ()  # what is known where nothing explains the numbers
-    tokens: Names = None  # (queries,)
     convention: str = "rows"
 
     def __str__(self) -> str:
@@ -150,43 +108,34 @@ class Diagnosis:
         """The answer line by line. Raises RuleError for another language."""
         read_language(language)
 
-        def line(kind: str, key: str, **values: object) -> AnswerLine:
-            return kind, _say(language, key, **values)
-
-        if not self.looked.everything:
-            looked, sizes = self.looked, self.looked._asdict() | {"budget": BUDGET}
-            sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
-            entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
-            yield line("note", "sampled", **sizes, entries=entries)
+        say = partial(_say, language)
+        if not self.looked["everything"]:
+            sizes = {**self.looked, "budget": BUDGET}
+            sizes |= {name: len(self.looked[name]) for name in ("queries", "batches")}
+            entries = say("sampled entries", **sizes) if sizes["all_batches"] > sizes["batches"] else ""
+            yield "note", say("sampled", **sizes, entries=entries)
         yield from _verdict(self, language)
         if self.explanations and self.convention == "columns":
-            yield line("note", "columns")
+            yield "note", say("columns")
         if less := [" + ".join(e.mistakes) for e in self.explanations[1:] if e.confidence != "ambiguous"]:
-            yield line("note", "less well", names=_say(language, "between").join(less[:5]))
-        if self.first_difference is not None:
-            place = self.first_difference._asdict()
-            if self.tokens is not None:
-                place["query"] = f"{place['query']} ({self.tokens[place['query']].strip()})"
-            yield line("note", "first joined" if place["head"] is None else "first", **place)
+            yield "note", say("less well", names=say("between").join(less[:5]))
+        if place := self.first_difference:
+            yield "note", say("first" if "head" in place else "first joined", **place)
         if self.known:
-            yield line("known", "known")
+            yield "known", say("known")
         for fact in self.known:
-            yield "known", f"  {said(fact, language)}"
-        for unseen in self.unseen:
-            yield line("note", "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0])
+            yield "known", f"  {said(*fact, language)}"
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain numbers and words."""
-        first = self.first_difference
         return {
             "verdict": self.verdict,
             "explanations": [e.to_json() for e in self.explanations],
             "largest_difference": _plain(self.difference),
             "tolerance": _plain(self.tolerance),
-            "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
-            "looked_at": self.looked._asdict(),
-            "known": [{"what": fact.key, **{k: _plain(x) for k, x in fact.values.items()}} for fact in self.known],
-            "unseen": [e.mistakes[0] for e in self.unseen],
+            "first_difference": {k: _plain(v) for k, v in self.first_difference.items()} or None,
+            "looked_at": self.looked,
+            "known": [{"what": key, **{k: _plain(x) for k, x in values.items()}} for key, values in self.known],
         }
 
 
@@ -195,12 +144,9 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
     details: dict[str, Any] = {}
     for field in change:
         value = recipe[field]
-        sized = isinstance(value, tuple) and isinstance(value[0], str) and isinstance(value[1], int)
-        kind = value[0] if sized else value
-        words = values().get(field, {}).get(str(kind))
+        words = values().get(field, {}).get(str(value))
         words = {language: words} if isinstance(words, str) else words
-        said = words[language] if words else significant(kind, 4) if isinstance(kind, float) else kind
-        details |= {"what": said, "size": value[1]} if sized else {field: said}
+        details[field] = words[language] if words else significant(value, 4) if isinstance(value, float) else value
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
     return details | {"letters": letters}
 
@@ -209,47 +155,37 @@ def _say(language: Language, key: str, **values: object) -> str:
     return filled(table("diagnose")[key][language], **values)
 
 
-def said(reason: Reason, language: Language) -> str:
+def said(key: str, values: Mapping[str, Any], language: Language) -> str:
     """A reason as a sentence."""
-    values = {"count": 0, "rows": 0, **reason.values}
-    if isinstance(values.get("names"), list):
-        values["names"] = _say(language, "between").join(values["names"])
-    values |= {"numbers": counted(values["count"], "number"), "in_rows": counted(values["rows"], "row")}
-    return _say(language, reason.key, **values)
+    filled_in = {"count": 0, "rows": 0, **values}
+    if "names" in values:
+        filled_in["names"] = _say(language, "between").join(values["names"])
+    filled_in |= {"numbers": counted(filled_in["count"], "number"), "in_rows": counted(filled_in["rows"], "row")}
+    return _say(language, key, **filled_in)
 
 
 def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
-    """Whether it is right, and what explains it where it is not."""
-    numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
-    if diagnosis.verdict in ("right", "unexplained"):
-        exact = diagnosis.verdict == "right" and not diagnosis.difference
-        yield "verdict", _say(language, "right, exactly" if exact else diagnosis.verdict, **numbers)
-        return
-    best = diagnosis.explanations[0]
-    if diagnosis.verdict == "ambiguous":
-        equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"]
-        yield "verdict", _say(language, "ambiguous", count=len(equal))
-        for index, explanation in enumerate(equal):
-            if index:
-                yield "note", "  " + _say(language, "or").strip(" ，")
-            yield from _explained(explanation, language)
-            needs = _say(language, "also").join(explanation.needs(language))
+    """Whether it is right, what explains it where it is not, and how sure that is."""
+    equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"] or diagnosis.explanations[:1]
+    pair = diagnosis.verdict == "mistake" and len(equal[0].entries) > 1
+    numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance, "count": len(equal)}
+    yield "verdict", _say(language, "mistakes" if pair else diagnosis.verdict, **numbers)
+    for index, explanation in enumerate(equal):
+        if index:
+            yield "note", "  " + _say(language, "or").strip(" ，")
+        lines = zip(explanation.did(language), explanation.mend(language), strict=True)
+        for place, (did, mend) in enumerate(lines):
+            yield "did", f"  {_say(language, 'and') if place else ''}{did}"
+            yield "mend", _say(language, "change", mend=mend)
+        if diagnosis.verdict == "ambiguous":
+            needs = _say(language, "also").join(explanation.words("needs", language))
             yield "needs", _say(language, "tell", needs=needs)
-        return
-    yield "verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes")
-    yield from _explained(best, language)
-    fits = all(mistake.evidence != "rounding" for mistake in best.entries)
-    certain = best.confidence if best.residual else f"{best.confidence}, exactly"
-    numbers |= {"residual": best.residual, "tolerance": best.tolerance}
-    yield "note", _say(language, certain if fits else "no fit", **numbers)
-    for doubt in best.doubts:
-        yield "note", _say(language, "because", why=said(doubt, language))
-
-
-def _explained(explanation: MistakeExplanation, language: Language) -> Iterator[AnswerLine]:
-    for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
-        yield "did", f"  {_say(language, 'and') if index else ''}{did}"
-        yield "mend", _say(language, "change", mend=mend)
+        else:
+            rounded = any(mistake.evidence == "rounding" for mistake in explanation.entries)
+            numbers |= {"residual": explanation.residual, "tolerance": explanation.tolerance}
+            yield "note", _say(language, "no fit" if rounded else explanation.confidence, **numbers)
+        for doubt in explanation.doubts:
+            yield "note", _say(language, "because", why=said(*doubt, language))
 
 
 def _plain(x: Any) -> Any:

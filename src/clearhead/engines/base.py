@@ -1,9 +1,8 @@
 """The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,8 +22,7 @@ _INT64 = np.dtype(np.int64)
 Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(NamedTuple):
     """The upstream gradient: the loss's derivatives by what attention answered, as engines take it (from backward.py).
 
     With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is
@@ -150,15 +148,6 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
     if v is None and want.output:
         names.remove("output")
     return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
-
-
-def room_for_ragged(problem: Problem, d_v: int, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
-    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name.
-
-    `problem` has all tokens and all keys.
-    """
-    each = kinds(problem, want, want.names(), declared, d_v)
-    return {name: np.empty((*shape[2:0:-1], *shape[3:]), dtype) for name, (shape, dtype) in each.items()}
 
 
 def room_for_sums(each: Mapping[str, Kind]) -> dict[str, Array]:

@@ -53,7 +53,7 @@ def captioned_heads(runs: Sequence[LayerRun]) -> list[CaptionedHead]:
 
 def clearest(heads: Sequence[CaptionedHead]) -> list[tuple[CaptionedHead, int]]:
     """Of each kind that is a pattern the clearest head and how many others there are, in the order of `KINDS`."""
-    kinds: dict[str, list[CaptionedHead]] = {kind.name: [] for kind in KINDS}
+    kinds: dict[str, list[CaptionedHead]] = {kind: [] for kind in KINDS}
     for head in heads:
         if head.caption is not None and head.clearness > 0:
             kinds[head.caption.kind].append(head)

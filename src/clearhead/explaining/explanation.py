@@ -45,7 +45,7 @@ from clearhead.models.protocol import Choice, LanguageModel, Token
 from clearhead.spelling import bare
 from clearhead.tables import Table, Tabular
 from clearhead.view.container import Document
-from clearhead.view.notebook import Framing
+from clearhead.view.page import Framing
 from clearhead.words import Language, say
 
 _SHOWN = 8  # parts and heads in a notebook

@@ -27,13 +27,11 @@ from clearhead.textbook.page import PageLayer, both, story
 from clearhead.textbook.shapes import Steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
-from clearhead.view.notebook import Framing
+from clearhead.view.long import ROOM, characters, fitting, pixels_of
+from clearhead.view.page import Framing
 from clearhead.words import Language, say
 
 _LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
-_ROOM = 9e6  # characters of a page for what its layers' weights are computed from
-_EXACT, _NARROW = 4.2, 1.7  # characters for each number of q, k, v and g: in float32, in bfloat16
-_MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -126,9 +124,10 @@ def document(
     facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(seen)
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
-    if sum(array.nbytes for array in weights.values()) > _MOST_WEIGHTS:
+    if sum(characters(x.size, x.itemsize)[0] for x in weights.values()) > ROOM / 2:
         weights = {}
-    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], sum(x.size for x in weights.values()))
+    room = ROOM - sum(characters(x.size, x.itemsize)[0] for x in weights.values())
+    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], room)
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
     layers = [_page_layer(seen, number, weights) for number in range(config.layers)]
@@ -161,17 +160,17 @@ def _run_facts(seen: HeadSteps) -> dict[str, Any]:
     }
 
 
-def _kept(runs: Sequence[LayerRun], order: Iterable[int], weights: int) -> list[int] | None:
-    """The first of the layers, as many as the page has room for with their weights; None where it has for all.
-
-    weights   how many numbers the projections of the first of them have
-    """
-    sizes = [2 * run.q.size + run.k.size + run.v.size for run in runs]  # g is as large as q
-    streams = [2 * run.x.size for run in runs]  # x and the output
-    if (sum(sizes) + sum(streams) + weights) * _EXACT <= _ROOM:
-        return None
-    left = _ROOM / _NARROW - weights - max(streams)
-    return list(dict.fromkeys(order))[: max(1, int(left / max(sizes)))]
+def _kept(runs: Sequence[LayerRun], order: Iterable[int], room: float) -> list[int] | None:
+    """The first of the layers, as many as the page has room for; None where it has for all."""
+    chosen = list(dict.fromkeys(order))
+    parts = []
+    for number in chosen:
+        run, streams = runs[number], 2 * runs[number].x.size  # x and the output; if not all fit, of the first only
+        numbers = 2 * run.q.size + run.k.size + run.v.size  # g is as large as q
+        as_it_is = characters(numbers + streams, run.q.itemsize)[0]
+        parts.append((as_it_is, characters(numbers + streams * (number == chosen[0]), run.q.itemsize)[1]))
+    count, narrow = fitting(parts, room, pixels_of(sum(len(run.q) for run in runs)))
+    return chosen[: max(1, count)] if narrow else None
 
 
 def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> PageLayer:

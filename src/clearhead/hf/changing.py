@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.passes import Passes, in_backward, mixes_tokens
-from clearhead.watching.effects import Edge, Edges, Verified, VerifiedEdge
+from clearhead.watching.effects import VERIFIED, Edge, Lines
 from clearhead.watching.naming import LayerCall, ModulePath, text_of
 from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Place, Text
@@ -42,7 +42,13 @@ class _Changing(Passes):
     def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
         super().__init__(model)
         self.edits, self.name = edits, type(model).__name__
-        self.texts = Texts(tokenizer)
+        self.tokenizer = tokenizer
+        self._pass = 0
+        self._ids: Any = None  # of this pass's sequences, (batch, length)
+        self._source: Any = None  # of the latest encoder's
+        # The latest text of each stack of layers, and what it is there: the text, the pass it began in, and the
+        # positions of its latest queries. A text begins with its first token, or where the block begins.
+        self._known: dict[tuple[str, str], tuple[Text, int, range]] = {}
         self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
         self.acted: set[int] = set()  # ids of edits
         attending = [(module, path) for module, path in self.paths.items() if mixes_tokens(module)]
@@ -50,7 +56,6 @@ class _Changing(Passes):
             module: {path, *self.names.possible(self.inner(path))} for module, path in attending
         }
         self.checked: set[tuple[Text, Text]] = set()
-        self.continues = False  # has this pass a cache, so that another may follow?
 
     def check(self) -> None:
         """Raise SelectionError for a layer or head that the model has not, RuleError for a run without its arrays."""
@@ -75,9 +80,9 @@ class _Changing(Passes):
     def edited(self, layer: LayerCall, call: AttentionCall) -> AttentionCall:
         """The call after the edits of its layer."""
         if layer.cross:
-            call = call.moved(self.texts.start(layer.path, len(call.queries)))
-        sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
-        self._check_places(layer, sequence.text, key_text)
+            call = call.moved(self._start(layer.path, len(call.queries)))
+        text, key_text = self._texts_of(layer.path, call.queries, call.keys)
+        self._check_places(layer, text, key_text)
         if layer not in self.acting:
             self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
         acting = self.acting[layer]
@@ -87,13 +92,10 @@ class _Changing(Passes):
             raise RuleError(
                 "merged attention has an encoder's keys behind the sequence's own, and no edit names those."
             )
-        sums = sequence.sums.setdefault(layer, {})
-        if call.queries.start == 0:
-            sums.clear()
         off = not layer.cross and any(edit.kind == "off" for edit, _ in acting)
         there = call.pattern.real(call.queries, call.keys) if off else None
         real = None if there is None else there.cpu().numpy()
-        place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
+        place = Place(layer.name, call.queries, call.keys, text, key_text, real)
         result = edited(call, acting, place)
         waiting = [(edit, heads) for edit, heads in acting if id(edit) not in self.acted]
         shape = (*call.q.shape[:3], call.k.shape[2])
@@ -111,15 +113,55 @@ class _Changing(Passes):
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
 
-    def begin_pass(self, named: Mapping[str, Any]) -> None:
-        """Note that texts may begin; with a cache, another pass may follow."""
-        self.texts.begin_pass()
+    def begin_pass(self, named: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Note that texts may begin."""
+        self._pass += 1
+        self._ids = None
         self.checked.clear()
-        self.continues = named.get("past_key_values") is not None
 
     def take_tokens(self, ids: Any, source: Any) -> None:
-        """Tell the texts."""
-        self.texts.take_tokens(ids, source)
+        """Take the ids that the model is given, and those of its encoder; None where there are none."""
+        self._ids = ids
+        self._source = self._source if source is None else source
+
+    def _texts_of(self, path: str, queries: range, keys: range) -> tuple[Text, Text]:
+        """The texts of a call's queries and keys. `path` is that of the attention module."""
+        stack, _, cross = ModulePath.of(path)
+        begins = queries.start == 0
+        if not cross:
+            text = self._text_at(stack, "own", queries, keys.stop, begins=begins)
+            return text, text
+        known = self._known.get((stack, "own"))
+        if known is None or len(known[2]) != len(queries):  # they attend to the other sequence only
+            self._text_at(path, "queries", queries, queries.stop, begins=begins)
+            known = self._known[path, "queries"]
+        text, began, _ = known
+        return text, self._text_at(stack, "keys", range(0), keys.stop, begins=began == self._pass)
+
+    def _start(self, path: str, queries: int) -> int:
+        """The position of so many queries of cross-attention: that of the decoder's own in this pass."""
+        *_, latest = self._known.get((ModulePath.of(path).stack, "own"), (None, 0, range(0)))
+        return latest.start if len(latest) == queries else 0
+
+    def _text_at(self, stack: str, what: str, queries: range, length: int, *, begins: bool) -> Text:
+        text, began, _ = self._known.get((stack, what), (None, 0, queries))
+        if text is None or (begins and (began, text.length) != (self._pass, length)):
+            text, began = self._new_text(stack, what, length, whole=begins), self._pass
+        self._known[stack, what] = text, began, queries
+        return text
+
+    def _new_text(self, stack: str, what: str, length: int, *, whole: bool) -> Text:
+        if self.tokenizer is None:
+            return Text(length)
+        side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
+        if not whole or not side:
+            return Text(length, why="the text before the block is not known" if not whole else "this is no text")
+        ids = self._source if side == "source" else self._ids
+        if ids is None:
+            return Text(length, why="the model was not given the ids of its tokens")
+        if ids.shape[1] != length:
+            return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
+        return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])
 
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""
@@ -145,7 +187,7 @@ class _Changing(Passes):
             )
 
 
-def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
+def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Lines[Edge]:
     """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
     if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, Edge) for edge in edges):
         raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _VERIFY)
@@ -161,8 +203,8 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
         without = cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
         with changed(model, (without,), None):
             after = _number(run)
-        result.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
-    return Verified(result, edges.tokens if isinstance(edges, Edges) else ())
+        result.append(edge._replace(truth=after - before))
+    return Lines(result, "verified table", VERIFIED, edges.tokens if isinstance(edges, Lines) else ())
 
 
 def _number(run: Callable[[], Any]) -> float:
@@ -172,75 +214,3 @@ def _number(run: Callable[[], Any]) -> float:
         return float(inputs)
     except (TypeError, ValueError, RuntimeError):
         raise DtypeError(f"run returned {type(inputs).__name__}: expected one number.", _VERIFY) from None
-
-
-# ── the texts that a model runs over: where each begins, its length and its words, by stack of layers ──
-
-
-@dataclass(eq=False)
-class RunText:
-    """A text while the model runs over it: the forward pass it began in, and the positions of its latest queries."""
-
-    text: Text
-    began: int
-    queries: range
-    sums: dict[Any, dict[int, Any]] = field(default_factory=dict)  # what each layer remembers of it
-
-
-class Texts:
-    """The latest text of each stack of layers. A text begins with its first token, or where the block begins."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._pass = 0
-        self._ids: Any = None  # of this pass's sequences, (batch, length)
-        self._source: Any = None  # of the latest encoder's
-        self._known: dict[tuple[str, str], RunText] = {}  # by stack, and what it is there
-
-    def begin_pass(self) -> None:
-        """An outermost forward pass begins."""
-        self._pass += 1
-        self._ids = None
-
-    def take_tokens(self, ids: Any, source: Any) -> None:
-        """The ids that it is given, and those of its encoder; None where there are none."""
-        self._ids = ids
-        self._source = self._source if source is None else source
-
-    def of(self, path: str, queries: range, keys: range) -> tuple[RunText, Text]:
-        """The sequence of a call's queries, and the text of its keys. `path` is that of the attention module."""
-        stack, _, cross = ModulePath.of(path)
-        begins = queries.start == 0
-        if not cross:
-            sequence = self._at(stack, "own", queries, keys.stop, begins=begins)
-            return sequence, sequence.text
-        known = self._known.get((stack, "own"))
-        if known is None or len(known.queries) != len(queries):  # they attend to the other sequence only
-            known = self._at(path, "queries", queries, queries.stop, begins=begins)
-        return known, self._at(stack, "keys", range(0), keys.stop, begins=known.began == self._pass).text
-
-    def start(self, path: str, queries: int) -> int:
-        """The position of so many queries of cross-attention: that of the decoder's own in this pass."""
-        known = self._known.get((ModulePath.of(path).stack, "own"))
-        return known.queries.start if known is not None and len(known.queries) == queries else 0
-
-    def _at(self, stack: str, what: str, queries: range, length: int, *, begins: bool) -> RunText:
-        known = self._known.get((stack, what))
-        if known is None or (begins and (known.began, known.text.length) != (self._pass, length)):
-            known = RunText(self._text(stack, what, length, whole=begins), self._pass, queries)
-            self._known[stack, what] = known
-        known.queries = queries
-        return known
-
-    def _text(self, stack: str, what: str, length: int, *, whole: bool) -> Text:
-        if self.tokenizer is None:
-            return Text(length)
-        side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
-        if not whole or not side:
-            return Text(length, why="the text before the block is not known" if not whole else "this is no text")
-        ids = self._source if side == "source" else self._ids
-        if ids is None:
-            return Text(length, why="the model was not given the ids of its tokens")
-        if ids.shape[1] != length:
-            return Text(length, why=f"the model was given {ids.shape[1]} ids for {length} positions")
-        return Text(length, [pieces_of(row, self.tokenizer.decode) for row in ids.tolist()])

@@ -35,8 +35,8 @@ class Recording:
     others: dict[str, Tensor] = field(default_factory=dict)  # "k" and "v": (batch, kv_heads, other keys, d_k or d_v)
 
     @property
-    def name(self) -> str:
-        return self.layer.name
+    def path(self) -> str:
+        return self.layer.path
 
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
         """What the call gives, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
@@ -63,7 +63,7 @@ class Recording:
             most = max(self.wish.heads or (), default=0)
             if most >= call.q.shape[1]:
                 raise SelectionError(
-                    f"heads: there is no head {most} in layer {self.name}, which has {call.q.shape[1]}."
+                    f"heads: there is no head {most} in layer {self.layer.name}, which has {call.q.shape[1]}."
                 )
             return
         if not self.wish.keep:
@@ -152,7 +152,7 @@ class Recording:
         padding = None if real is None else ~real
         heads = range(seen.log_sum.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
+            self.layer.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
             padding, pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
 

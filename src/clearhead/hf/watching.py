@@ -75,7 +75,7 @@ class _Watching(Passes):
         recording = self.recordings[layer]
         if recording is None:
             return call.attended(dropout)
-        self.seen.parts[recording.name] = recording
+        self.seen.parts[layer.name] = recording
         return recording.attend(call, dropout)
 
     def _warn_of_positions(self, named: Mapping[str, Any]) -> None:

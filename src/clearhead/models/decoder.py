@@ -202,9 +202,6 @@ def join(x: Array) -> Array:
     return turned_back.reshape(*turned_back.shape[:-2], -1)
 
 
-# ── the residual stream ──
-
-
 class OnDemand(Sequence[T]):
     """A sequence of which each item is computed when it is asked for."""
 

@@ -55,13 +55,10 @@ class Config(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
-        names: tuple[str, ...] = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary")
-        if not self.shares_runs:
-            return {name: getattr(self, name) for name in names}
-        names = (*names, "d_mlp", "positions", "epsilon", "activation", "tied")
-        usual = self.d_k**-0.5
-        scaled = {"scaled": abs(self.scales[0] - usual) < 1e-9, "scaled_by_layer": len(set(self.scales)) > 1}
-        return {name: getattr(self, name) for name in names} | scaled
+        names = ["family", "layers", "heads", "kv_heads", "d_model", "vocabulary"]
+        if self.shares_runs:
+            names += ["d_mlp", "positions", "epsilon", "activation", "tied"]
+        return {name: getattr(self, name) for name in names}
 
 
 class Family(NamedTuple):

@@ -59,38 +59,37 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
     if not text.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
     place = _place(text)
-    if place is None:
+    if place is None or not _in_numpy(place):
         from clearhead.models import hub
 
-        return hub.load(text)
+        return hub.load(text, place)
     loaded = model.load(place)
     return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
 
 
+def _in_numpy(place: Path) -> bool:
+    """Does a file or folder run in NumPy? One without config.json is read there too, which says that it is missing."""
+    config = place / "config.json"
+    return not os.path.isfile(config) or folder.family_of(json_of(config)) is not None
+
+
 def _place(name: str) -> Path | None:
-    """The file or folder of a model that runs in NumPy; None for one that Transformers runs."""
+    """The file or folder of a model; None for one that is not here, and may be on the Hugging Face hub."""
     kind, _, rest = name.partition(":")
     if kind in ("ollama", "lmstudio") and rest:
         return _of_program(kind, rest)
     path = Path(name)
-    if os.path.isfile(path):
+    if os.path.isfile(path) or os.path.isdir(path):
         return path
-    if os.path.isdir(path):
-        config = path / "config.json"
-        if not os.path.isfile(config) or folder.family_of(json_of(config)) is not None:
-            return path  # without config.json: the error says so
-        return None
     if name == "smollm2":
         return _smollm2()
     is_path = path.is_absolute() or name.startswith(".") or len(path.parts) > 2 or path.suffix == ".gguf"
     cached = None if is_path else dict(_of_hugging_face()).get(name)
-    if cached is not None and folder.family_of(json_of(cached / "config.json")) is not None:
-        return cached
-    if is_path or find_spec("transformers") is None:
+    if cached is None and (is_path or find_spec("transformers") is None):
         raise FileError(
             f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
         )
-    return None
+    return cached
 
 
 def _smollm2() -> Path:
@@ -142,8 +141,9 @@ def _of_hugging_face() -> Iterator[Here]:
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     for folder_of_model in sorted(cache.glob("models--*")):
         for snapshot in sorted(folder_of_model.glob("snapshots/*"))[-1:]:
-            if (snapshot / "config.json").is_file() and any(snapshot.glob("model*.safetensors*")):
-                yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
+            with suppress(FileError):  # a download that was cut off leaves some of its files
+                if all(map(os.path.isfile, (snapshot / "config.json", *folder.weight_files(snapshot)))):
+                    yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
 
 
 def models_here() -> list[dict[str, Any]]:

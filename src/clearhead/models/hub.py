@@ -7,7 +7,7 @@ building stops at more parameters than the files can have, and missing weights a
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.changing.change import change
-from clearhead.changing.edits import scaled
+from clearhead.changing.edits import change, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file
@@ -178,13 +177,16 @@ def _positions(inner: Any) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def load(name: str) -> HubModel:
-    """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
+def load(name: str, place: Path | None = None) -> HubModel:
+    """A model in this place, a directory's name, or a name on the Hugging Face hub, from where it is downloaded.
+
+    Raises FileError, MissingExtraError.
+    """
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
         what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
-    place = folder(name)
+    place = place or (Path(name) if os.path.isdir(name) else _downloaded(name))
     weight_files(place)  # before anything is built
     try:
         inner, tokenizer = _loaded(name, place)
@@ -222,33 +224,15 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
-def folder(name: str) -> Path:
-    """The directory of a model's files: `name` itself, or that model in the cache of the Hugging Face hub.
-
-    A cached model is used without asking the network; any other is downloaded. Raises FileError.
-    """
-    if os.path.isdir(name):
-        return Path(name)
+def _downloaded(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors "
+    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of"
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
-        with suppress(OSError):  # raised where it is not in the cache
-            cached = Path(snapshot_download(name, local_files_only=True))
-            with suppress(FileError):  # a download that was cut off leaves some of its files
-                if all(map(os.path.isfile, (cached / "config.json", *weight_files(cached)))):
-                    return cached
         return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=_SECONDS))
-    except HFValidationError:
-        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
-    except RepositoryNotFoundError:
-        raise FileError(
-            f"{tried}of it, and {constants.ENDPOINT} has no such model, or only for its owner.", hint
-        ) from None
-    except OSError as error:
-        raise FileError(f"{tried}of it, and it cannot be downloaded: {one_line(error)}", hint) from None
+    except (OSError, ValueError) as error:  # no such model, or no network; no such name can be
+        raise FileError(f"{tried} it, and it cannot be downloaded: {one_line(error)}", hint) from None
 
 
 def _check_sizes(place: Path, build: Callable[[], Any]) -> None:

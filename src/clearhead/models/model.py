@@ -6,6 +6,7 @@ values, from which the rows that are asked for are computed again; of the stream
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import as_file, files
@@ -14,19 +15,28 @@ from typing import Any, cast
 
 import numpy as np
 
+from clearhead.changing import otherrun
+from clearhead.changing.applying import check_layers, placed
 from clearhead.changing.edits import Edit
-from clearhead.core.axes import Array
+from clearhead.core.axes import Array, group_size
 from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError, RuleError
+from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models import decoder as forward
 from clearhead.models import folder, gguf, tokens, weights
-from clearhead.models.decoder import Decoder, OnDemand, stream
+from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, stream
 from clearhead.models.families import Config
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import again, hidden_of, of_logits, through
 from clearhead.models.weights import Stored, Weights
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.span_terms import for_heads
+from clearhead.watching.layer import Layer
+from clearhead.watching.pieces import pieces_of
+from clearhead.watching.places import Text
+from clearhead.watching.seen import Seen
+from clearhead.watching.watch import Wish
 
 SHIPPED = "rhymes"
 _LOGITS = 2**21  # numbers that are computed at a time
@@ -93,12 +103,12 @@ class Model:
     def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
         """The forward pass of a text or its ids in float32: logits by token, attention by layer, the residual stream.
 
-        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the
-        model is in edit its attention; those of `ch.watch` keep the run.
+        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the model is
+        in edit its attention; those of `ch.watch` keep the run.
         """
         decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
         inside = blocks.get(decoder, [])
-        edits = [edit for placed, _ in inside if placed is not None for edit in placed(ids)]
+        edits = [edit for in_text, _ in inside if in_text is not None for edit in in_text(ids)]
         first, layers = decoder.embedded(ids), config.layers
         long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
 
@@ -145,70 +155,11 @@ class Model:
 
     def _check_unchanged(self) -> None:
         """Raise RuleError inside a block of `ch.change`, which edits whole runs and nothing else of a decoder."""
-        if any(placed is not None for placed, _ in blocks.get(self.decoder, ())):
+        if any(in_text is not None for in_text, _ in blocks.get(self.decoder, ())):
             raise RuleError(
                 "ch.change edits what model.run(text) computes of this model, and nothing else.",
                 "model.run(text) for each token.",
             )
-
-
-def load(place: str | os.PathLike[str] | None = None) -> Model:
-    """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
-
-    Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
-    """
-    if place is None:
-        return _shipped()
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
-
-
-@cache
-def _shipped() -> Model:
-    with as_file(files("clearhead") / "models" / SHIPPED) as place:
-        return _of_folder(place, SHIPPED)
-
-
-def _of_gguf(path: Path, name: str) -> Model:
-    file = gguf.read(path)
-    config = gguf.config_of(file)
-    stored = weights.checked(path, gguf.stored(file, config), config)
-    weights.check_memory(path, stored)
-    tokenizer = tokens.tokenizer_of(file, config.vocabulary)
-    words = file.metadata["tokenizer.ggml.tokens"]
-    begin, end = ("" if (number := tokens.special(file, kind)) is None else words[number] for kind in ("bos", "eos"))
-    template = file.metadata.get("tokenizer.chat_template")
-    template = template if isinstance(template, str) else None
-    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
-    return Model(name, Decoder(config, Weights(stored)), texts)
-
-
-def _of_folder(place: Path, name: str) -> Model:
-    if not os.path.isdir(place):
-        raise FileError(
-            f"{place} is not a directory.",
-            "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
-        )
-    path = place / "config.json"
-    check_waits(path)
-    config = folder.config_of(path, json_of(path))
-    stored = folder.stored(place, config)
-    config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
-    weights.check_memory(place, stored)
-    template, ends = folder.chat_of(place)
-    sizes = config.positions, config.vocabulary
-    return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
-
-
-def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
-    """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
-    config = folder.config_of(Path("config.json"), data)
-    kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
-    stored: dict[str, Stored] = folder.renamed(
-        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
-    )
-    config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
 
 
 def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit]) -> ForwardPass:
@@ -245,11 +196,6 @@ class Logits:
     decoder: Decoder
     hidden: Array
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(tokens, vocabulary)."""
-        return len(self.hidden), self.decoder.config.vocabulary
-
     def __len__(self) -> int:
         return len(self.hidden)
 
@@ -265,3 +211,150 @@ class Logits:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         return np.asarray(self[:], dtype)
+
+
+# ── `ch.watch` and `ch.change`: inside a block, `model.run(text)` is recorded or edited ──
+
+
+@contextmanager
+def watched(model: Any, wish: Wish) -> Iterator[Seen]:
+    """Inside, the layers of the model's one run are kept; the arguments are those of `ch.watch`, and it says the rest.
+
+    model   a `models.model.Model`
+    """
+    if wish.causes:
+        raise RuleError(
+            "causes=True wants PyTorch's derivatives, and this decoder runs without PyTorch.",
+            "ch.explain(text, model) says what made the answer.",
+        )
+    known = [name for number in range(model.config.layers) for name in choices(number, model.config.layers)]
+    missing = [layer for layer in wish.layers or () if str(layer) not in known]
+    if missing:
+        raise SelectionError(f"layers: there is no {missing[0]!r} in {model.name}.")
+    if wish.heads is not None and max(wish.heads, default=0) >= model.config.heads:
+        raise SelectionError(f"heads: there is no head {max(wish.heads)} in {model.name}: it has {model.config.heads}.")
+    seen = Seen({}, model=model.name)
+
+    def ran(run: ForwardPass) -> None:
+        if seen.parts:
+            raise RuleError("a second text is run: a block of ch.watch holds one.", "open another `with ch.watch(…)`.")
+        decode = wish.tokenizer and wish.tokenizer.decode
+        seen.tokens = [[decode([i]) if decode else model.tokenizer.text(i) for i in run.ids]]
+        for number, layer in enumerate(run.layers):
+            if wish.layers is None or choices(number, len(run.layers)) & set(map(str, wish.layers)):
+                seen.parts[str(number)] = _layer(number, layer, wish)
+
+    with _inside(model, None, ran):
+        yield seen
+
+
+@contextmanager
+def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
+    """Inside, the model's runs are edited; the arguments are those of `ch.change`, and it says what is raised."""
+    count, heads = model.config.layers, model.config.heads
+    layers = [choices(number, count) for number in range(count)]
+    check_layers(edits, [(names, heads) for names in layers], model.name, f"layers are 0 to {count - 1}.")
+    for edit in edits:
+        if edit.seen is not None:
+            otherrun.check_kept(edit, layers)
+    decode = model.tokenizer.decoded if tokenizer is None else tokenizer.decode
+    texts, acted = list[tuple[Edit, ...]](), set[int]()  # the edits by position in each text; places in `edits`
+
+    def in_text(ids: Sequence[int]) -> tuple[Edit, ...]:
+        texts.append(placed(edits, Text(len(ids), [pieces_of(list(ids), decode)])))
+        return texts[-1]
+
+    def ran(run: ForwardPass) -> None:
+        acted.update(place for place, edit in enumerate(texts[-1]) if place not in acted and may_act(edit, run.layers))
+
+    with _inside(model, in_text, ran):
+        yield
+    idle = [edit for place, edit in enumerate(edits) if place not in acted]
+    if idle and not texts:
+        raise RuleError(f"{idle[0]} never acted: {model.name} did not run inside the block.", "model.run(text)")
+    if idle:
+        raise RuleError(
+            f"{idle[0]} never acted: none of its queries came with a key that it sees.",
+            "where attention is causal, a query sees itself and what is before it.",
+        )
+
+
+@contextmanager
+def _inside(model: Any, in_text: Placed | None, ran: Callable[[ForwardPass], None]) -> Iterator[None]:
+    here, block = blocks.setdefault(model.decoder, []), (in_text, ran)
+    here.append(block)
+    try:
+        yield
+    finally:
+        here.remove(block)
+        if not here:
+            del blocks[model.decoder]
+
+
+def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
+    rules, heads = run.rules, list(range(len(run.q)))
+    q, k, v = (x[None] for x in (run.q, run.k, run.v))
+    if wish.heads is not None:
+        heads, shared = wish.heads, [head // group_size(len(run.q), len(run.k)) for head in wish.heads]
+        q, k, v, rules = q[:, heads], k[:, shared], v[:, shared], for_heads(rules, heads)
+    seen = AttentionMatrix(q, k, **rules).observe(**wish.statistics)
+    arrays: Any = {"q": q, "k": k} if wish.keep else {}
+    if wish.values:
+        arrays["v"] = v
+    return Layer(str(number), f"blk.{number}", tuple(heads), seen, rules, **arrays)
+
+
+def load(place: str | os.PathLike[str] | None = None) -> Model:
+    """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
+
+    Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
+    """
+    if place is None:
+        return _shipped()
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
+
+
+@cache
+def _shipped() -> Model:
+    with as_file(files("clearhead") / "models" / SHIPPED) as place:
+        return _of_folder(place, SHIPPED)
+
+
+def _of_gguf(path: Path, name: str) -> Model:
+    file = gguf.read(path)
+    config = gguf.config_of(file)
+    stored = weights.checked(path, gguf.stored(file, config), config)
+    tokenizer = tokens.tokenizer_of(file, config.vocabulary)
+    begin, end = (tokens.special(file, kind) for kind in ("bos", "eos"))
+    template = file.metadata.get("tokenizer.chat_template")
+    template = template if isinstance(template, str) else None
+    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
+    return Model(name, Decoder(config, Weights(stored)), texts)
+
+
+def _of_folder(place: Path, name: str) -> Model:
+    if not os.path.isdir(place):
+        raise FileError(
+            f"{place} is not a directory.",
+            "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
+        )
+    path = place / "config.json"
+    check_waits(path)
+    config = folder.config_of(path, json_of(path))
+    stored = folder.stored(place, config)
+    config = config._replace(tied=config.tied or "output.weight" not in stored)
+    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
+    template, ends = folder.chat_of(place)
+    sizes = config.positions, config.vocabulary
+    return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
+
+
+def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
+    """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
+    config = folder.config_of(Path("config.json"), data)
+    kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
+    stored: dict[str, Stored] = folder.renamed(
+        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
+    )
+    config = config._replace(tied="output.weight" not in stored)
+    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))

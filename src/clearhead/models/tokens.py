@@ -137,16 +137,16 @@ def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int],
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word, kind in kinds if kind == _USER])
     special_words = [word for word, kind in kinds if kind in (_CONTROL, _UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special_words])
-    begin = special(file, "bos") if begins else None
-    end = special(file, "eos") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None
-    before, behind = ([] if number is None else [words[number]] for number in (begin, end))
-    if before or behind:
-        used = [(words[number], number) for number in (begin, end) if number is not None]
-        parts = " ".join([*before, "$A", *behind])
-        tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(dict(used).items()))
+    begin = special(file, "bos") if begins else ""
+    end = special(file, "eos") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else ""
+    if begin or end:
+        ids = {begin: "tokenizer.ggml.bos_token_id", end: "tokenizer.ggml.eos_token_id"}
+        used = {word: file.metadata[key] for word, key in ids.items() if word}
+        single = " ".join(part for part in (begin, "$A", end) if part)
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(used.items()))
 
 
-def special(file: GGUF, kind: str) -> int | None:
-    """The id of a special token: "bos" or "eos"; None where the file has none."""
+def special(file: GGUF, kind: str) -> str:
+    """The text of a special token, "bos" or "eos"; "" where the file has none."""
     number, words = file.metadata.get(f"tokenizer.ggml.{kind}_token_id"), file.metadata["tokenizer.ggml.tokens"]
-    return number if isinstance(number, int) and 0 <= number < len(words) else None
+    return words[number] if isinstance(number, int) and 0 <= number < len(words) else ""

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -182,6 +181,7 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
+    _check_memory(path, known)
     return known
 
 
@@ -238,7 +238,7 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     return result
 
 
-def check_memory(path: Path, tensors: dict[str, Stored]) -> None:
+def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
     """Raise FileError where not even the largest layer fits into the free memory in float32."""
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():

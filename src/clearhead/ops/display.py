@@ -1,7 +1,7 @@
 """Display: how every object that holds attention matrices is shown; view/display.py makes pages and pictures of it."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from clearhead.core.rules import with_options
@@ -11,8 +11,6 @@ from clearhead.loading import load
 class Page(TypedDict, total=False):
     """Options of a page; `Display.save` says what each is."""
 
-    exact: Iterable[tuple[Any, int]] | None
-    dtype: Any
     v: Any
     batch: int
     beside: Any
@@ -44,21 +42,21 @@ class Display:
     @with_options
     def show(self, **options: Unpack[Page]) -> Any:
         """The whole page in a notebook's cell, which keeps all of it. Options and errors as `save`."""
-        return load("view.notebook").Framed(self.to_html(**options))
+        return load("view.page").Framed(self.to_html(**options))
 
     @with_options
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write one self-contained page: every head as a square, any head as a map down to single weights.
 
-        exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
-        dtype     "float16" or "bfloat16" store q, k and v in less room; None: their own
+        The page has at most 6 MB: the numbers of all heads where they fit; else of the first ones, at least one, in
+        bfloat16, and pictures of the others (`A.part(0, 5).save` is the page of another head).
         v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
-                  run has its own (`ch.watch(model, values=True)`), put in where the page stays below 16 MB with it
+                  run has its own (`ch.watch(model, values=True)`)
         batch, beside (a second run to compare with), language ("en", "zh"), title
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
-        Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
-        exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
-        option; ShapeError for tokens of another length or v of another shape; RuleError for v where a run was watched.
+        Raises SelectionError for a batch item that does not exist; FileError when the file cannot be written or its
+        name is no HTML file's; UnknownNameError for an unknown option; ShapeError for tokens of another length or v of
+        another shape; RuleError for v where a run was watched.
         O(queries·keys·d_k) time for every head.
         """
         load("view.page").write(path, lambda: self.document(**options))

@@ -14,7 +14,7 @@ from clearhead.core import merging
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array, brief
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS, Matrix, Strongest, arrays_of, joined_arrays
+from clearhead.core.statistics import STATISTICS, Matrix, Strongest, joined_arrays
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 
 
@@ -181,15 +181,6 @@ def observation(
     state: State | None = result.pop("logsumexp", None)
     arrays = joined_arrays(result, of) | ({} if state is None else state._asdict())
     return Observation(**arrays, queries=queries, keys=keys, sinks=sinks)
-
-
-def separate_arrays(seen: Observation, of: Matrix = "weights") -> dict[str, Any]:
-    """What was observed, as arrays with the engines' names: the inverse of joined_arrays."""
-    result: dict[str, Any] = {}
-    for name, value in seen.statistics().items():
-        if value is not None:
-            result |= zip(arrays_of(name, of), value if isinstance(value, tuple) else (value,), strict=True)
-    return result
 
 
 def _heads_of(name: str, x: Any, axis: int, chosen: Any) -> Any:

@@ -8,8 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.changing.change import change
-from clearhead.changing.edits import Edit
+from clearhead.changing.edits import Edit, change
 from clearhead.digits import percent, signed
 from clearhead.errors import RuleError
 from clearhead.explaining.forward import forward_pass

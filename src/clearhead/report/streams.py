@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PATIENCE = 2.0  # seconds before a progress bar is drawn
-_LINES = 10.0  # seconds between two lines of progress where there is no terminal
 _CHINESE = "查询关注键"
 _MOST = 600  # characters of a message about a mistake
 _INSTEAD = str.maketrans({
@@ -36,9 +35,9 @@ _INSTEAD = str.maketrans({
 })  # fmt: skip
 
 
-def complain(program: str, what: str, hint: str = "") -> None:
+def complain(program: str, what: str) -> None:
     """Print what is wrong and what to type instead as one line on standard error; control characters are escaped."""
-    line = printable(" ".join(f"{what} hint: {hint}".split() if hint else what.split()))
+    line = printable(" ".join(what.split()))
     if len(line) > _MOST:
         line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
     print(f"{program}: {line}", file=sys.stderr)
@@ -138,36 +137,20 @@ def abandon() -> None:
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end.
-
-    Where errors go to no terminal, a line says every ten seconds how far it is.
-    """
+    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end."""
     start = time.monotonic()
     rest = iter(items)
     for done, item in enumerate(rest, 1):
         yield item
-        if done < len(items) and (time.monotonic() - start) / done * len(items) > _PATIENCE:
-            yield from _drawn(rest, what, done, len(items))
+        if done < len(items) and (time.monotonic() - start) / done * len(items) > _PATIENCE and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
 
-
-def _drawn(rest: Iterator[T], what: str, done: int, total: int) -> Iterator[T]:
-    if not sys.stderr.isatty():
-        told = time.monotonic()
-        for reached, item in enumerate(rest, done + 1):
-            yield item
-            if time.monotonic() - told > _LINES:
-                told = time.monotonic()
-                print(f"{what}: {reached} of {total}", file=sys.stderr, flush=True)
-        return
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, completed=done)
-        for item in rest:
-            yield item
-            bar.advance(task)
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                task = bar.add_task(what, total=len(items), completed=done)
+                for each in rest:
+                    yield each
+                    bar.advance(task)
 
 
 def _restore(stream: io.TextIOWrapper, errors: str) -> None:

@@ -1,25 +1,25 @@
 """`assert_attention`: somebody's attention function against the definition, on problems that break kernels."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from math import prod
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import KEY, QUERY, VALUE, named
-from clearhead.core.rule_values import is_whole, read_flag, read_members, whole_number
+from clearhead.core.rule_values import is_whole, read_flag, whole_number
 from clearhead.core.rules import RULES, Rules, check_names, with_options
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, check_known, needing, shown
-from clearhead.testing.drawing import KINDS, NEEDED, SIZES, WIDTHS, Draws, ProblemPlan, parts, planned
+from clearhead.testing.drawing import KINDS, NEEDED, SIZES, WIDTHS, ProblemPlan, parts, planned
 from clearhead.testing.judging import Failure, judged
 
 _DTYPES = {dtype.name: dtype for dtype in FLOATS}
-_HINT = 'kinds=["usual"], dtypes=["float16", ("float32", "float16")], lengths=[1, 64, 100], widths=[64, (40, 24)]'
-_LONGEST = 100_000  # queries, keys or columns of a drawn problem
+_HINT = 'kinds=["usual"], dtypes=["float16", ("float32", "float16")]'
 
 
 @with_options
@@ -62,7 +62,7 @@ def assert_attention(
 
     Raises AssertionError where something is wrong, or fn raises: of the smallest wrong problem what was given, how far
     off the result is and the seed; of all of them the causes, and what the right ones have in common. Raises RuleError,
-    SelectionError, DtypeError or UnknownNameError where the arguments make no sense, MissingExtraError where PyTorch is
+    DtypeError or UnknownNameError where the arguments make no sense, MissingExtraError where PyTorch is
     missing. Each problem costs O(queries·keys·d) in float64, and has 300,000 weights at most.
 
     >>> import numpy as np, clearhead as ch
@@ -80,14 +80,13 @@ def assert_attention(
         raise RuleError('gradients=True with arrays="numpy": only tensors have them.', 'arrays="torch"')
     with needing("PyTorch", f'arrays="{arrays}"', "torch"):
         import_module("numpy" if arrays == "numpy" else "torch")
-    draws = _draws(rules, optional, kinds, dtypes, lengths, widths, grouped=read_flag("grouped", grouped))
-    if is_whole(examples):
-        first = int(np.random.SeedSequence().generate_state(1)[0])
-        examples = range(first, first + whole_number("examples", examples))
+    sizes = {"lengths": lengths and tuple(lengths), "widths": [(x, x) if is_whole(x) else x for x in widths]}
+    plan_of = _drawing(rules, kinds, dtypes, optional=tuple(optional), grouped=read_flag("grouped", grouped), **sizes)
+    first = int(np.random.SeedSequence().generate_state(1)[0])
+    seeds: Any = range(first, first + whole_number("examples", examples)) if is_whole(examples) else examples
     right, wrong = list[ProblemPlan](), list[Failure]()
-    for seed in _sizes("examples", examples, 0, 2**64):
-        plan = planned(draws, seed)
-        failure = judged(fn, arrays, draws, plan, gradients=gradients)
+    for seed in seeds:
+        failure = judged(fn, arrays, plan := plan_of(seed), gradients=gradients)
         if failure is None:
             right.append(plan)
         else:
@@ -97,32 +96,18 @@ def assert_attention(
         raise AssertionError(_message(fn, smallest, wrong, right)) from smallest.error
 
 
-def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, widths: Any, *, grouped: bool) -> Draws:
+def _drawing(rules: Rules, kinds: Iterable[str], dtypes: Iterable[Any], **options: Any) -> Callable[[int], ProblemPlan]:
+    """The plan of each seed, from the arguments of `assert_attention`."""
     check_names(rules)
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
-    optional, kinds = _names("optional", optional, RULES), _names("kinds", kinds, KINDS)
-    kinds = tuple(x for x in kinds if x not in NEEDED or not NEEDED[x].isdisjoint({*fixed, *optional}))
-    pairs = [(x, x) if isinstance(x, str) else x for x in _listed("dtypes", dtypes)]
-    types = tuple(tuple(_DTYPES[name] for name in _names("dtypes", pair, _DTYPES)) for pair in pairs)
-    heads = tuple(_sizes("widths", (x, x) if is_whole(x) else x) for x in _listed("widths", widths))
-    sizes = None if lengths is None else _sizes("lengths", lengths)
-    if not kinds or sizes == () or not types or not heads or any(len(pair) != 2 for pair in (*types, *heads)):
-        raise RuleError("no problem is left to draw from these rules, kinds, dtypes and sizes.", _HINT)
-    return Draws(fixed, optional, kinds, cast("Any", types), sizes, cast("Any", heads), grouped)
-
-
-def _listed(argument: str, values: Any) -> tuple[Any, ...]:
-    return tuple(read_members(argument, values, (object,), "a list", _HINT))
-
-
-def _sizes(argument: str, values: Any, least: int = 1, most: int = _LONGEST) -> tuple[int, ...]:
-    return tuple(whole_number(f"one of {argument}", size, least, most) for size in _listed(argument, values))
-
-
-def _names(argument: str, values: Any, known: Mapping[str, Any]) -> tuple[str, ...]:
-    names = _listed(argument, values)
-    check_known(f"name in {argument}:", names, known)
-    return names
+    kinds, pairs = tuple(kinds), [(x, x) if isinstance(x, str) else x for x in dtypes]
+    check_known("name in optional:", options["optional"], RULES)
+    check_known("name in kinds:", kinds, KINDS)
+    check_known("name in dtypes:", [name for pair in pairs for name in pair], _DTYPES)
+    kinds = tuple(x for x in kinds if x not in NEEDED or not NEEDED[x].isdisjoint({*fixed, *options["optional"]}))
+    if not kinds or not pairs:
+        raise RuleError("no problem is left to draw from these rules, kinds and dtypes.", _HINT)
+    return partial(planned, rules=fixed, kinds=kinds, dtypes=[(_DTYPES[a], _DTYPES[b]) for a, b in pairs], **options)
 
 
 def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequence[ProblemPlan]) -> str:

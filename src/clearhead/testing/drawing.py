@@ -1,7 +1,6 @@
 """The problems of `assert_attention`: kind, sizes, rules and numbers, all drawn from one seed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from clearhead.core.visibility import dense
 KINDS: dict[str, str] = {  # what a kind of problem is about
     "usual": "normal numbers",
     "large scores": "scores in the hundreds and thousands, so that exp overflows where the maximum is not subtracted",
-    "scores far below zero": "all scores near -300, so that every power is 0 where the maximum is not subtracted",
     "growing scores": "later keys have larger scores, so that a running maximum has to be raised often",
     "many keys": "one to two thousand keys, many blocks of a kernel",
     "one query": "a single query, as in decoding",
@@ -30,19 +28,6 @@ NEEDED = {"empty rows": {*_HIDING, "bias"}, "NaN behind the mask": _HIDING}  # k
 _MOST = 300_000  # weights of one problem
 
 
-@dataclass(frozen=True)
-class Draws:
-    """What a caller of `assert_attention` asks for."""
-
-    rules: Mapping[str, Any]  # of every problem; True: drawn for each
-    optional: tuple[str, ...]  # rules of some problems
-    kinds: tuple[str, ...]  # those that these rules can have
-    dtypes: tuple[tuple[np.dtype[Any], np.dtype[Any]], ...]  # of q, k and v, and of the result
-    lengths: tuple[int, ...] | None
-    widths: tuple[tuple[int, int], ...]
-    grouped: bool
-
-
 class ProblemPlan(NamedTuple):
     """One problem before its numbers."""
 
@@ -51,6 +36,7 @@ class ProblemPlan(NamedTuple):
     dtype: np.dtype[Any]
     result: np.dtype[Any]  # the dtype of the output
     names: frozenset[str]  # of its rules
+    fixed: Mapping[str, Any]  # the rules whose values are not drawn: a value, or a function of queries and keys
     batch: int
     kv_heads: int
     group: int  # query heads for each key head
@@ -70,41 +56,49 @@ def parts(problem: Mapping[str, Any]) -> tuple[list[Any], Rules]:
     return [problem[name] for name in "qkv"], joined({name: x for name, x in problem.items() if name not in "qkv"})
 
 
-def planned(draws: Draws, seed: int) -> ProblemPlan:
-    """The plan of a seed; consecutive seeds have different kinds."""
-    kind, rng = draws.kinds[seed % len(draws.kinds)], np.random.default_rng([seed, 0])
-    names = {*draws.rules, *(name for name in draws.optional if kind in NEEDED or rng.random() < 0.5)}
+def planned(
+    seed: int,
+    *,
+    rules: Mapping[str, Any],
+    optional: Sequence[str],
+    kinds: Sequence[str],
+    dtypes: Sequence[tuple[np.dtype[Any], np.dtype[Any]]],
+    lengths: Sequence[int] | None,
+    widths: Sequence[tuple[int, int]],
+    grouped: bool,
+) -> ProblemPlan:
+    """The plan of a seed, with arguments as those of `assert_attention`; consecutive seeds have different kinds."""
+    kind, rng = kinds[seed % len(kinds)], np.random.default_rng([seed, 0])
+    names = {*rules, *(name for name in optional if kind in NEEDED or rng.random() < 0.5)}
     names |= {"query_segments", "kv_segments"} if names & {"query_segments", "kv_segments"} else set()
-    dtypes = draws.dtypes[int(rng.integers(len(draws.dtypes)))]
-    lengths = draws.lengths or LENGTHS
-    n, m = (int(x) for x in rng.choice(lengths, 2))
+    dtype, result = dtypes[int(rng.integers(len(dtypes)))]
+    n, m = (int(x) for x in rng.choice(lengths or LENGTHS, 2))
     if kind == "many keys":
-        m = max(draws.lengths) if draws.lengths else int(rng.choice(_LONG))
-        n = n if draws.lengths else min(n, 33)
+        m = max(lengths) if lengths else int(rng.choice(_LONG))
+        n = n if lengths else min(n, 33)
     if kind == "one query":
-        n = min(lengths)
+        n = min(lengths or LENGTHS)
     if names & {"causal", "window"} and "query_offset" not in names:  # whose corner is meant would not be known
         n = m = m if kind == "many keys" else n
     batch, kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.choice([1, 2, 4]))
     if batch * kv_heads * group * n * m > _MOST:
         batch = kv_heads = 1
-    sizes = (batch, kv_heads, group if draws.grouped else 1, n, m, *rng.choice(draws.widths).tolist())
-    return ProblemPlan(seed, kind, *dtypes, frozenset(names), *sizes)
+    sizes = (batch, kv_heads, group if grouped else 1, n, m, *rng.choice(widths).tolist())
+    fixed = {name: value for name, value in rules.items() if value is not True}
+    return ProblemPlan(seed, kind, dtype, result, frozenset(names), fixed, *sizes)
 
 
-def drawn(draws: Draws, plan: ProblemPlan, *, again: bool = False) -> dict[str, Any]:
+def drawn(plan: ProblemPlan, *, again: bool = False) -> dict[str, Any]:
     """Draw q, k, v and the rules of a plan by name, `flat`; `again`: those of a second call with equal shapes."""
-    problem, s = _numbers(draws, plan, 1), plan
+    problem, s = _numbers(plan, 1), plan
     if again:
-        others = _numbers(draws, plan, 2)
+        others = _numbers(plan, 2)
         problem = {name: _mixed(value, others[name]) for name, value in problem.items()}
     q, k, v = (problem[name] for name in "qkv")
     stated = describe(q, k, v, parts(problem)[1]).problem  # raises for values that no rule has
     rng, scale = np.random.default_rng([s.seed, 3]), max(float(np.abs(stated.scale).max()), 1e-3)
     if s.kind == "large scores":
         q = q * float(rng.choice([30, 100, 250])) / (scale * s.d_k**0.5)
-    elif s.kind == "scores far below zero":
-        q[..., 0], k[..., 0] = -50 / scale, 6
     elif s.kind == "growing scores":
         k = k * np.linspace(0.1, 4, s.keys)[:, None]
     elif s.kind == "NaN behind the mask":
@@ -113,14 +107,12 @@ def drawn(draws: Draws, plan: ProblemPlan, *, again: bool = False) -> dict[str, 
     return problem | {name: x.astype(s.dtype) for name, x in zip("qkv", (q, k, v), strict=True)}
 
 
-def _numbers(draws: Draws, plan: ProblemPlan, draw: int) -> dict[str, Any]:
+def _numbers(plan: ProblemPlan, draw: int) -> dict[str, Any]:
     """Normal numbers for q, k and v, and the values of the plan's rules."""
     rng, s = np.random.default_rng([plan.seed, draw]), plan
     shapes = (*s.pairs[:3], s.d_k), (s.batch, s.kv_heads, s.keys, s.d_k), (s.batch, s.kv_heads, s.keys, s.d_v)
     rules = {name: value for name, value in rule_values(rng, s).items() if name in s.names}
-    for name, value in draws.rules.items():
-        if value is not True:
-            rules[name] = value(s.queries, s.keys) if callable(value) else value
+    rules |= {name: x(s.queries, s.keys) if callable(x) else x for name, x in s.fixed.items()}
     if not rules.keys() & {"causal", "window"}:
         rules.pop("query_offset", None)  # no rule reads it
     return {**{name: rng.standard_normal(shape) for name, shape in zip("qkv", shapes, strict=True)}, **flat(rules)}

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from clearhead.core import definition
-from clearhead.core.arrays import FLOATS, as_array, bfloat16, on_cpu, statistics_dtype, to_torch
+from clearhead.core.arrays import FLOATS, as_array, on_cpu, statistics_dtype, to_torch
 from clearhead.core.axes import Array, named
 from clearhead.core.call import describe
 from clearhead.core.visibility import dense
 from clearhead.diagnosing.recipe import eps
 from clearhead.digits import significant
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.testing.drawing import Draws, ProblemPlan, drawn, parts
+from clearhead.testing.drawing import ProblemPlan, drawn, parts
 
 FACTOR = 4.0  # how many times further off than rounding explains a right number may be
 CALLS = (
@@ -152,9 +152,9 @@ def _called(fn: Any, given: dict[str, Any], g: Array | None = None) -> tuple[Any
     return result, [array, *map(_copy, slopes)]
 
 
-def judged(fn: Any, arrays: str, draws: Draws, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
+def judged(fn: Any, arrays: str, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
     """Call the function on a plan's problem, and again; None where all that it gives is right."""
-    first, second = (drawn(draws, plan, again=again) for again in (False, True))
+    first, second = (drawn(plan, again=again) for again in (False, True))
     names, swapped, results = _arrays(first), plan.kind == "strides", list[tuple[Any, list[Array]]]()
     kept = given = _given(first, arrays, swapped=swapped)
     for place, problem in enumerate((first, second, second)):
@@ -182,7 +182,10 @@ def judged(fn: Any, arrays: str, draws: Draws, plan: ProblemPlan, *, gradients: 
             causes = ("the output is right, its derivatives are not",)
         if lines and not causes:
             causes = _stale(plan, first, second, theirs[0], place) if place else ()
-            causes = causes or _causes(fn, arrays, plan, problem, theirs[0])
+            with suppress(Exception):  # anything that somebody's function may raise
+                again = _called(fn, _given(problem, arrays, swapped=swapped))[1][0].astype(np.float64)
+                if not causes and not right[0]._replace(right=again).fits(theirs[0]):
+                    causes = ("it is not deterministic: another call with the same inputs gives other numbers",)
         if causes or lines:
             return Failure(plan, problem, (CALLS[place], *lines), causes, None if place else theirs[0])
     return None
@@ -218,23 +221,4 @@ def _stale(
             what = "the result" if names is arrays else ", ".join(names)
             by = "address" if place == 2 else "shape, or by some of their numbers"
             return (f"a cache: it uses {what} of an earlier call; it knows inputs again by their {by}",)
-    return ()
-
-
-def _causes(fn: Any, arrays: str, plan: ProblemPlan, problem: dict[str, Any], theirs: Array) -> tuple[str, ...]:
-    """What empty rows, another call or rounding tell; what was computed instead is for `diagnose` to say."""
-    right, swapped = truths(plan, problem)[0][0], plan.kind == "strides"
-    if plan.kind == "empty rows" and truths(plan._replace(kind="usual"), problem)[0][0].fits(theirs):
-        return ("only rows that see no key are wrong: their output is 0",)
-    with suppress(Exception):  # anything that somebody's function may raise
-        again = _called(fn, _given(problem, arrays, swapped=swapped))[1][0]
-        if not right._replace(right=again.astype(np.float64)).fits(theirs):
-            return ("it is not deterministic: another call with the same inputs gives other numbers",)
-        if swapped and right.fits(_called(fn, _given(problem, arrays, swapped=False))[1][0]):
-            return ("it misreads strides: for contiguous copies of the same inputs it is right",)
-    for narrow in (np.dtype(np.float16), bfloat16):
-        rounded = truths(plan._replace(dtype=narrow), problem)[0][0]
-        tells = np.median(rounded.rounding) < 0.1 * np.median(abs(rounded.right))  # else it explains anything
-        if narrow.itemsize < plan.dtype.itemsize and tells and rounded.fits(theirs, 0.5):
-            return (f"rounding in {narrow} would explain it: is something computed or added up in {narrow}?",)
     return ()

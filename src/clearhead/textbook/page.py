@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
-from clearhead.view.long import OPENING, PageOptions, ShownLayer, ShownRun, packed
+from clearhead.view.long import NARROW, OPENING, ShownLayer, ShownRun, packed
 from clearhead.view.long import described as described_runs
 from clearhead.words import LANGUAGES, Language, in_columns, in_formulas, read_language, say, table
 
-_NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 _SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
 Translations = dict[Language, str]
@@ -56,9 +54,7 @@ def story(
     """
     entries = {"convention": "rows", "tokens": None, "sources": None, "facts": {}, "claims": [], **told}
     tokens, sources, convention = (entries[name] for name in ("tokens", "sources", "convention"))
-    runs = _runs(layers, tokens, sources)
-    exact = None if kept is None else [(n, head) for n in kept for head in range(layers[0].problem.heads)]
-    shown, arrays = described_runs(runs, PageOptions(exact=exact, dtype=None if kept is None else _NARROW))
+    shown, arrays = described_runs(_runs(layers, tokens, sources), kept)
     described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
     arrays |= {f"claimed.{name}": array for name, array in claimed.items()}
     header = {
@@ -76,7 +72,7 @@ def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
     if kept is None or layer.number not in kept:
         return layer if kept is None else replace(layer, arrays={})
     names = set(layer.arrays if "w_q" in layer.arrays else "qkv") - {"logsumexp"}
-    return replace(layer, arrays={name: x.astype(_NARROW) for name, x in layer.arrays.items() if name in names})
+    return replace(layer, arrays={name: x.astype(NARROW) for name, x in layer.arrays.items() if name in names})
 
 
 def _runs(layers: Sequence[PageLayer], tokens: Sequence[str] | None, text: Sequence[str] | None) -> list[ShownRun]:

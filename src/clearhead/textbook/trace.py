@@ -32,7 +32,7 @@ from clearhead.textbook.shapes import (
     layer_steps,
     turned,
 )
-from clearhead.view import images, notebook, page
+from clearhead.view import images, page
 from clearhead.view.container import Document
 from clearhead.view.names import Names, check_count, token_names
 from clearhead.words import Language
@@ -186,8 +186,7 @@ class Trace:
             lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
             lambda: images.png(weights[0, 0], hidden[0, 0]),
         )
-        outputs = notebook.bundle(str(self), [self.to_html], *pictures, weights.size)
-        return {kind: output for kind, output in outputs.items() if output}
+        return page.bundle(str(self), self.to_html(), *pictures, weights.size)
 
     @np.errstate(invalid="ignore", over="ignore")
     def token(self, query: int) -> TokenTrace:

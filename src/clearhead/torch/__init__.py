@@ -15,4 +15,3 @@ from clearhead.torch.activation import explain as explain
 from clearhead.torch.sdpa import dropped as dropped
 from clearhead.torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 from clearhead.torch.varlen import varlen_attn as varlen_attn
-from clearhead.torch.varlen import varlen_matrix as varlen_matrix

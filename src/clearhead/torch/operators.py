@@ -11,6 +11,8 @@ torch.compile made, stands only its name, so that they run with clearhead while 
 `_native_multi_head_attention` is the fast path of nn.MultiheadAttention and nn.TransformerEncoder in evaluation.
 """
 
+from collections import Counter
+from threading import Lock
 from typing import Any
 
 import torch
@@ -28,12 +30,13 @@ from clearhead.derivatives.arguments import read
 from clearhead.derivatives.function import Compute, answer, compute, gradients
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.torch.calls import count
 from clearhead.torch.sdpa import scaled_dot_product_attention
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _WANTED = Wanted(output=True, logsumexp=True)
 
+counts: Counter[str] = Counter()  # of calls, by who computed them and why
+_lock = Lock()
 _DIRECT = "scaled_dot_product_attention itself"
 _FUSED = "the fused operator, in a graph or in compiled code"
 _GRADIENT = "the fused operator's gradient"
@@ -41,6 +44,11 @@ _AGAIN = "the fused operator's gradient, to be differentiated again"
 _FAST_PATH = "the fast path of nn.MultiheadAttention and nn.TransformerEncoder"
 _TRACED = "traced, transformed or watched: what it becomes is counted where that runs"
 _TRANSFORMS = frozenset(("Grad", "Jvp", "Vmap"))  # of torch.func
+
+
+def _count(computed_by: str, reason: str) -> None:
+    with _lock:
+        counts[f"{computed_by}: {reason}"] += 1
 
 
 def attend(
@@ -57,7 +65,7 @@ def attend(
     """aten::scaled_dot_product_attention."""
     inputs = query, key, value, attn_mask, dropout_p, is_causal
     named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    why, note = _TRACED if _watched() else _why_not(query, key, value, attn_mask), ""
+    why = _TRACED if _watched() else _why_not(query, key, value, attn_mask)
     if not why:
         try:
             # no public name says which of its kernels PyTorch would take on a CPU
@@ -67,11 +75,11 @@ def attend(
                 return _pytorchs(inputs, named)  # counted in `fused`
             output = scaled_dot_product_attention(*inputs, **named)
         except (ShapeError, DtypeError, RuleError) as error:
-            why, note = f"clearhead refuses it with a {type(error).__name__}", error.what
+            why = f"clearhead refuses it with a {type(error).__name__}"
         else:
-            count("clearhead", _DIRECT, query, key, value, attn_mask)
+            _count("clearhead", _DIRECT)
             return _strided_as(query, output) if fusible else output
-    count("PyTorch", why, query, key, value, attn_mask, note=note)
+    _count("PyTorch", why)
     return _pytorchs(inputs, named)
 
 
@@ -86,7 +94,7 @@ def transformed(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: 
         output = scaled_dot_product_attention(query, key, value, *rest, **named)
     except (ShapeError, DtypeError, RuleError):
         return NotImplemented
-    count("clearhead", _DIRECT, query, key, value, mask)
+    _count("clearhead", _DIRECT)
     return output
 
 
@@ -139,7 +147,7 @@ def fused(
     logsumexp = made["largest"] + made["log_sum"]
     if attn_mask is not None:
         logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
-    count("clearhead", _FUSED, query, key, value, attn_mask)
+    _count("clearhead", _FUSED)
     return _strided_as(query, made["output"]), logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -163,7 +171,7 @@ def fused_backward(
         return None, None, None
     rules = _rules(attn_mask, scale, is_causal=is_causal)
     made = _gradients(answer, d_output, (query, key, value), output, logsumexp, rules)
-    count("clearhead", _GRADIENT, query, key, value, attn_mask)
+    _count("clearhead", _GRADIENT)
     return tuple(torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(x) for x in made)
 
 
@@ -179,7 +187,7 @@ def fused_backward_again(
         return NotImplemented
     rules = _rules(mask, named.get("scale"), is_causal=is_causal)
     made = _gradients(compute, d_output, (query, key, value), output, logsumexp, rules)
-    count("clearhead", _AGAIN, query, key, value, mask)
+    _count("clearhead", _AGAIN)
     return made
 
 
@@ -235,7 +243,7 @@ def multi_head(
     seen = None if mask is None else ~mask.bool()
     matrix = AttentionMatrix(q, k, mask=seen[:, None, None] if seen is not None and mask_type == 1 else seen)
     output = functional.linear((matrix @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
-    count("clearhead", _FAST_PATH, q, k, v, mask)
+    _count("clearhead", _FAST_PATH)
     if not need_weights:
         return output, None  # an undefined tensor, as PyTorch's
     weights_of_heads = matrix[...].to(query.dtype)

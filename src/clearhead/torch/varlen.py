@@ -4,44 +4,36 @@ The native engine reads pages where they lie (native/ragged.hpp). Any other engi
 with its keys gathered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.core.arrays import DeviceArray, as_array
+from clearhead.core.arrays import DeviceArray, as_array, bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.call import Call
 from clearhead.core.observations import check_asked, check_room
 from clearhead.core.problem import Problem, problem_of
-from clearhead.core.rule_values import as_int64, is_whole, read_flag, read_place
+from clearhead.core.rule_values import as_int64, is_whole, read_flag
 from clearhead.core.rules import with_options
 from clearhead.core.statistics import STATISTICS, Asked, Wanted
 from clearhead.engines import native
-from clearhead.engines.base import Engine, room_for_ragged
+from clearhead.engines.base import Engine, Kind, kinds
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
-from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import observation
 
 _KEYS = ("received",)  # what is answered for each key; all else is for each query
 _OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
 _RUN = 16  # a page has a multiple of so many rows: kRun in native/attend.hpp
 _NAMES = ("query", "key", "value")
-Prepared = Callable[[Array, Array, Array, tuple[Array | None, ...], Array | None], dict[str, Array]]
-Tensors = tuple[Any, ...]  # query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
-
-
-class Layout(NamedTuple):
-    """Where the requests lie."""
-
-    starts: Array  # (requests + 1,), int64: where each one's queries begin
-    lengths: Array  # (requests,), int64: how many keys each one has
-    places: Array  # (requests + 1,), int64: where its keys begin; or (requests, most pages), int32: its pages
+Arrays = tuple[Array, ...]  # query, key and value
+Where = tuple[Array, Array | None, Array, Array | None]  # cu_seq_q, cu_seq_k, seqused_k, block_table
+Prepared = Callable[[Arrays, Where, Array | None], dict[str, Array]]
 
 
 @with_options
@@ -102,61 +94,19 @@ def varlen_attn(
     """
     lse = return_aux is not None and read_flag("return_aux.lse", getattr(return_aux, "lse", return_aux))
     named: dict[str, Any] = {**asked, "logsumexp": True} if lse else dict(asked)
-    tensors = query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table
     want = Wanted(output=True, **check_asked(named, _OBSERVED, ()))
     rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
-    results = _checked(tensors, enable_gqa, rules, engine, want)
+    (q, restore), (k, _), (v, _) = (as_array(x, name) for name, x in zip(_NAMES, (query, key, value), strict=True))
+    where = _where((q, k, v), (cu_seq_q, cu_seq_k, seqused_k, block_table), enable_gqa)
+    problem = _problem((q, k, v), 1, 1, rules)
+    chosen, keys = engines.get(engines.choose(problem, engine, want).engine), int(where[2].sum())
+    check_room(replace(problem, rows=range(len(q)), cols=range(keys)), want, v.shape[-1])
+    answers = _room(_kinds(chosen, problem, want, v.shape[-1]), problem.heads, len(q), keys)
+    _fill(chosen, problem, rules, (q, k, v), where, want, answers)
+    results = {name: restore(x) for name, x in answers.items()}
     if asked:
         return observation(results, len(query), int(key.shape[0]), sinks=sinks is not None)
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
-
-
-def varlen_matrix(
-    query: Tensor,
-    key: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None = None,
-    *,
-    request: int,
-    logsumexp: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    engine: str | None = None,
-) -> AttentionMatrix:
-    """The attention matrix of one request of a ragged batch, (heads, queries, keys): any weight of it, never stored.
-
-    request     which one
-    logsumexp   (tokens, heads), what `varlen_attn` answered: only looking is paid for then
-
-    All other parameters, and the errors, as in `varlen_attn`. The request's keys are gathered from their pages once,
-    O(keys·d_k); what is written to the pages later does not change the matrix.
-
-    >>> import torch
-    >>> x, ends = torch.eye(2)[:, None], torch.tensor([0, 2])
-    >>> varlen_matrix(x, x, ends, ends, request=0, window_size=(-1, 0))[0, 0]
-    tensor([1., 0.])
-    """
-    rules = _rules(window_size, scale, softcap, alibi_slopes, sinks)
-    (q, restore), (k, _) = as_array(query, "query"), as_array(key, "key")
-    layout = _layout(q, k, k, (cu_seq_q, cu_seq_k, seqused_k, block_table), enable_gqa)
-    place = read_place("request", request, len(layout.lengths))
-    start, stop = layout.starts[place : place + 2].tolist()
-    if logsumexp is not None:
-        known = as_array(logsumexp, "logsumexp")[0]
-        if known.shape != q.shape[:2]:
-            raise ShapeError(f"logsumexp has shape {known.shape}: expected (tokens, heads), {q.shape[:2]}.")
-        rules["logsumexp"] = known[start:stop].T
-    local = q[start:stop], _keys_of(k, layout, place)
-    return AttentionMatrix(
-        *(restore(x.swapaxes(0, 1)) for x in local), engine=engine,
-        query_offset=int(layout.lengths[place]) - (stop - start), **rules,
-    )  # fmt: skip
 
 
 def _rules(window_size: Any, scale: Any, softcap: Any, alibi_slopes: Any, sinks: Any) -> Any:
@@ -169,9 +119,9 @@ def _rules(window_size: Any, scale: Any, softcap: Any, alibi_slopes: Any, sinks:
     return {"window": window, "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks}
 
 
-def _layout(q: Array, k: Array, v: Array, where: Tensors, enable_gqa: Any) -> Layout:
+def _where(arrays: Arrays, given: tuple[Any, ...], enable_gqa: Any) -> Where:
     """Where the requests lie. Raises for whatever does not fit, before any number of q, k or v is read."""
-    cu_seq_q, cu_seq_k, seqused_k, block_table = where
+    (q, k, v), (cu_seq_q, cu_seq_k, seqused_k, block_table) = arrays, given
     keys = "(tokens, kv_heads, d)" if block_table is None else "(blocks, page, kv_heads, d)"
     for name, x, axes in (("query", q, "(tokens, heads, d)"), ("key", k, keys), ("value", v, keys)):
         if x.ndim != axes.count(",") + 1:
@@ -186,9 +136,9 @@ def _layout(q: Array, k: Array, v: Array, where: Tensors, enable_gqa: Any) -> La
     starts = _ends("cu_seq_q", cu_seq_q, len(q), "query")
     if block_table is None:
         ends = _ends("cu_seq_k", cu_seq_k, len(k), "key")
-        room, places = np.diff(ends), ends
+        room, places = np.diff(ends), None
     else:
-        places = as_array(block_table, "block_table")[0]
+        ends, places = None, as_array(block_table, "block_table")[0]
         if places.dtype != np.int32 or places.ndim != 2:
             raise DtypeError(f"block_table is {places.dtype} {places.shape}: expected int32, (requests, pages).")
         if k.shape[1] % _RUN or not k.shape[1]:
@@ -200,11 +150,11 @@ def _layout(q: Array, k: Array, v: Array, where: Tensors, enable_gqa: Any) -> La
             raise ShapeError(f"cu_seq_q has {len(starts) - 1} requests but there are {name} of {count}.")
     if (lengths < 0).any() or (lengths > room).any():
         raise RuleError(f"seqused_k is {shown(lengths.tolist())}: there is room for {shown(room.tolist())}.")
-    if block_table is not None:
+    if places is not None:
         used = np.arange(places.shape[1]) < -(-lengths[:, None] // k.shape[1])
         for request, page in np.argwhere(used & ((places < 0) | (places >= len(k))))[:1]:
             raise RuleError(f"block_table[{request}, {page}] is {places[request, page]}: key has {len(k)} blocks.")
-    return Layout(starts, lengths, np.ascontiguousarray(places))
+    return starts, ends, lengths, None if places is None else np.ascontiguousarray(places)
 
 
 def _whole(name: str, value: Any) -> Array:
@@ -223,87 +173,74 @@ def _ends(name: str, value: Any, count: int, of: str) -> Array:
     return ends
 
 
-def _problem(q: Array, k: Array, v: Array, queries: int, keys: int, rules: Any) -> Problem:
+def _problem(arrays: Arrays, queries: int, keys: int, rules: Any) -> Problem:
     """The problem of a request with so many queries and keys."""
-    shapes = [(x.shape[-2], size, x.shape[-1]) for x, size in ((q, queries), (k, keys), (v, keys))]
-    return problem_of(shapes, (q.dtype, k.dtype, v.dtype), "cpu", "torch", rules)
+    shapes = [(x.shape[-2], size, x.shape[-1]) for x, size in zip(arrays, (queries, keys, keys), strict=True)]
+    return problem_of(shapes, tuple(x.dtype for x in arrays), "cpu", "torch", rules)
 
 
-def _keys_of(x: Array, layout: Layout, request: int) -> Array:
-    """The keys or values of one request, (keys, kv_heads, d)."""
-    place, count = layout.places[request], int(layout.lengths[request])
-    if x.ndim == 3:
-        return x[place : place + count]
-    return x[place[: -(-count // x.shape[1])]].reshape(-1, *x.shape[2:])[:count]
+def _kinds(engine: Engine, problem: Problem, want: Wanted, d_v: int) -> dict[str, Kind]:
+    """The last axes and the dtype of what is answered for each head of a token, or of a key, by name."""
+    each = kinds(problem, want, want.names(), engine.STATISTICS, d_v)
+    return {name: (shape[3:], dtype) for name, (shape, dtype) in each.items()}
 
 
-def _checked(tensors: Tensors, enable_gqa: Any, rules: Any, engine: str | None, want: Wanted) -> dict[str, Any]:
-    """The answers by name."""
-    (q, restore), (k, _), (v, _) = (as_array(x, name) for x, name in zip(tensors[:3], _NAMES, strict=True))
-    layout = _layout(q, k, v, tensors[3:], enable_gqa)
-    problem = _problem(q, k, v, 1, 1, rules)
-    chosen = engines.get(engines.choose(problem, engine, want).engine)
-    whole = replace(problem, rows=range(len(q)), cols=range(int(layout.lengths.sum())))
-    check_room(whole, want, v.shape[-1])
-    results = room_for_ragged(whole, v.shape[-1], want, chosen.STATISTICS)
-    if chosen is native:
-        ends, table = (None, layout.places) if k.ndim == 4 else (layout.places, None)
-        native.ragged(problem, q, k, v, (layout.starts, ends, layout.lengths, table), results)
-    else:
-        _one_by_one(chosen, rules, (q, k, v), layout, want, results)
-    return {name: restore(x) for name, x in results.items()}
+def _room(each: Mapping[str, Kind], heads: int, tokens: int, keys: int) -> dict[str, Array]:
+    """Uninitialised arrays for the answers of a ragged batch, (tokens, heads, …) and (keys, heads), by name."""
+    return {
+        name: np.empty((keys if name in _KEYS else tokens, heads, *axes), dtype) for name, (axes, dtype) in each.items()
+    }
 
 
-def prepared(dtype: torch.dtype, q: Array, k: Array, v: Array, rules: dict[str, Any], asked: Any) -> Prepared:
+def prepared(arrays: Arrays, rules: dict[str, Any], asked: Any) -> Prepared:
     """A function that answers calls on such arrays, of what `read_bits` gives; what they have in common is read once.
 
-    It is given q, k, v, where they lie (cu_seq_q, cu_seq_k, seqused_k, block_table) and room for the output, or None,
-    and returns by name what is asked for. `rules` are those of `varlen_attn`, with window_size.
+    It is given query, key and value, where they lie, and room for the output, or None, and returns by name what is
+    asked for. `rules` are those of `varlen_attn`, with window_size.
     """
     want = Wanted(output=True, **check_asked(asked, _OBSERVED, ()))
     read = _rules(*map(rules.get, ("window_size", "scale", "softcap", "alibi_slopes", "sinks")))
-
-    def tensors(*arrays: Array | None) -> list[Any]:
-        return [None if x is None else torch.from_numpy(x) for x in arrays]
-
-    (a, _), (b, _), (c, _) = (as_array(x.view(dtype), name) for x, name in zip(tensors(q, k, v), _NAMES, strict=True))
-    problem = _problem(a, b, c, 1, 1, read)
+    problem = _problem(tuple(map(_number, arrays)), 1, 1, read)
     chosen = engines.get(engines.choose(problem, None, want).engine)
-    room = room_for_ragged(problem, v.shape[-1], want, chosen.STATISTICS)
-    kinds = {name: (x.shape[1:], x.dtype) for name, x in room.items() if name != "output"}
+    wants = {attends: replace(want, output=attends) for attends in (True, False)}
+    each = _kinds(chosen, problem, wants[False], 0)
 
-    def answer(q: Array, k: Array, v: Array, where: tuple[Array | None, ...], output: Array | None) -> dict[str, Array]:
-        if chosen is native:
-            answers = {name: np.empty((len(q), *shape), dtype) for name, (shape, dtype) in kinds.items()}
-            native.ragged(problem, q, k, v, where, answers if output is None else {**answers, "output": output})
-            return answers
-        arrays = *(x.view(dtype) for x in tensors(q, k, v)), *tensors(*where)
-        wanted = replace(want, output=output is not None)
-        results = _checked(arrays, enable_gqa=True, rules=read, engine=None, want=wanted)
-        if output is not None:
-            output[:] = read_bits(results.pop("output"))
-        return {name: x.numpy() for name, x in results.items()}
+    def answer(arrays: Arrays, where: Where, output: Array | None) -> dict[str, Array]:
+        answers = _room(each, problem.heads, len(arrays[0]), int(where[2].sum()))
+        room = answers if output is None else {**answers, "output": output}
+        _fill(chosen, problem, read, arrays, where, wants[output is not None], room)
+        return answers
 
     return answer
 
 
-def _one_by_one(
-    engine: Engine, rules: Any, arrays: tuple[Array, Array, Array], layout: Layout, want: Wanted,
-    results: dict[str, Array],
-) -> None:  # fmt: skip
-    """Fill in the answers of an engine that is given one request after the other."""
-    (q, k, v), first = arrays, 0
-    for request, (start, stop) in enumerate(pairwise(layout.starts.tolist())):
-        count = int(layout.lengths[request])
+def _fill(
+    engine: Engine, problem: Problem, rules: Any, arrays: Arrays, where: Where, want: Wanted, results: dict[str, Array]
+) -> None:
+    """Fill in the answers: at once, or, by an engine that reads no ragged batches, one request after the other."""
+    if engine is native:
+        q, k, v = arrays
+        native.ragged(problem, q, k, v, where, results)
+        return
+    (q, k, v), first, (starts, ends, lengths, table) = map(_number, arrays), 0, where
+    for request, (start, stop) in enumerate(pairwise(starts.tolist())):
+        count = int(lengths[request])
+        chosen = slice(count) if ends is None else slice(ends[request], ends[request] + count)
+        pages = slice(None) if table is None else table[request, : -(-count // k.shape[1])]
+        local = (x[pages].reshape(-1, *x.shape[-2:])[chosen] for x in (k, v))
+        a, b, c = (x[None].swapaxes(1, 2) for x in (q[start:stop], *local))
         offset = {"query_offset": count - (stop - start)}
-        one = _problem(q, k, v, stop - start, count, rules | offset)
-        local = q[start:stop], _keys_of(k, layout, request), _keys_of(v, layout, request)
-        a, b, c = (x[None].swapaxes(1, 2) for x in local)
+        one = _problem((q, k, v), stop - start, count, rules | offset)
         answers = engines.answer(engine, Call(one, a, b, c), want)
         for name, x in results.items():
             part = slice(first, first + count) if name in _KEYS else slice(start, stop)
-            x[part] = answers[name][0].swapaxes(0, 1)
+            _number(x)[part] = answers[name][0].swapaxes(0, 1)
         first += count
+
+
+def _number(x: Array) -> Array:
+    """What `read_bits` gives as numbers."""
+    return x.view(bfloat16) if x.dtype == np.int16 else x
 
 
 def read_bits(x: Tensor | None) -> Any:

@@ -15,6 +15,7 @@ preference, 1 where all weight is there. Half of the weight for previous tokens 
 sinks), called so by Gu et al. 2024 from a share of 0.3.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,24 +25,17 @@ from clearhead.view.head_summary import HeadSummary
 from clearhead.words import LANGUAGES, Language, say
 
 
-class Kind(NamedTuple):
-    """A kind of head: conditions on one of the statistics of `HeadSummary`."""
-
-    name: str  # its sentence is "caption " + name in words/
-    statistic: str
-    share: float = 0.0  # at least this
-    excess: float | None = None  # (share - even)/(1 - even), at least this
-    most: float | None = None  # below this part of what even weights would have
-    least: float | None = None  # at least this part of it
+def _excess(share: float, even: float) -> float:
+    return (share - even) / (1 - even) if even < 1 else 0.0
 
 
-KINDS = (
-    Kind("previous", "previous", share=0.5, excess=0.25),
-    Kind("diagonal", "diagonal", share=0.5, excess=0.25),
-    Kind("sink", "sink", share=0.25, excess=0.2),
-    Kind("local", "distance", most=0.25),
-    Kind("broad", "entropy", least=0.9),
-)
+KINDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {  # a statistic, and its condition beside even weights'
+    "previous": ("previous", lambda share, even: share >= 0.5 and _excess(share, even) >= 0.25),
+    "diagonal": ("diagonal", lambda share, even: share >= 0.5 and _excess(share, even) >= 0.25),
+    "sink": ("sink", lambda share, even: share >= 0.25 and _excess(share, even) >= 0.2),
+    "local": ("distance", lambda distance, even: distance < 0.25 * even),
+    "broad": ("entropy", lambda entropy, even: 0 < 0.9 * even <= entropy),
+}  # the sentence of each is "caption " + its name in words/
 MIXED = "mixed"  # none of these
 
 
@@ -71,31 +65,21 @@ def captions(heads: HeadSummary, even: HeadSummary) -> list[Caption | None]:
 def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
     if not any(np.isfinite(x) for x in head.values()) or even["entropy"] == 0:
         return None
-    kind = next((kind for kind in KINDS if _holds(kind, head[kind.statistic], even[kind.statistic])), None)
+    name = next((name for name in KINDS if _holds(name, head, even)), MIXED)
     numbers = {name: fixed(100 * head[name], 0, 4) for name in ("sink", "previous", "diagonal")}
     numbers |= {name: fixed(head[name], 1, 5) for name in ("distance", "entropy")}
     numbers["even"] = fixed(even["entropy"], 1, 5)
-    name = MIXED if kind is None else kind.name
     key = "mixed without distance" if name == MIXED and not np.isfinite(head["distance"]) else name
     said: dict[Language, str] = {language: say(language, f"caption {key}", **numbers) for language in LANGUAGES}
     clearness = 0.0
-    if kind is not None and (kind.most is not None or kind.excess is not None):
-        share, level = head[kind.statistic], even[kind.statistic]
-        clearness = 1 - share / level if kind.excess is None else _excess(share, level)
+    if name not in ("broad", MIXED):
+        share, level = (numbers_of[KINDS[name][0]] for numbers_of in (head, even))
+        clearness = 1 - share / level if name == "local" else _excess(share, level)
     return Caption(name, clearness, said)
 
 
-def _holds(kind: Kind, share: float, even: float) -> bool:
-    """Do all conditions hold? A number that is not known fulfils none."""
-    if not np.isfinite(share) or not np.isfinite(even):
-        return False
-    return (
-        share >= kind.share
-        and (kind.excess is None or _excess(share, even) >= kind.excess)
-        and (kind.most is None or share < even * kind.most)
-        and (kind.least is None or 0 < even * kind.least <= share)
-    )
-
-
-def _excess(share: float, even: float) -> float:
-    return (share - even) / (1 - even) if even < 1 else 0.0
+def _holds(kind: str, head: dict[str, float], even: dict[str, float]) -> bool:
+    """Does a kind's condition hold? A number that is not known fulfils none."""
+    statistic, holds = KINDS[kind]
+    share, level = head[statistic], even[statistic]
+    return bool(np.isfinite(share) and np.isfinite(level) and holds(share, level))

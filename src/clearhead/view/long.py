@@ -4,11 +4,11 @@ Each pixel of a picture covers whole weights and holds their largest and their m
 stored as a column of its own, since an attention sink there would outshine all other weights. See docs/commands.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from math import isfinite
-from typing import Any
+from math import isfinite, prod
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,27 +19,28 @@ from clearhead.core.call import Call
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE, FIELDS, check_supported, take
 from clearhead.digits import rounded
-from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
+from clearhead.errors import RuleError, SelectionError, expected
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.version import __version__
 from clearhead.view.captions import captions
-from clearhead.view.container import Document, compressed, stored
+from clearhead.view.container import Document
 from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.images import reach
-from clearhead.view.pooling import Pictures, coded, pictures
+from clearhead.view.pooling import coded, pictures
 from clearhead.words import Language, read_language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
-LIMIT = 64 * 10**6  # bytes of a page
-ROOM = 16 * 10**6  # bytes of a page up to which v is put in by itself
+ROOM = 55 * 10**5  # characters of a page's arrays, so that all of it has at most 6 MB
+_ONE = 60 * 10**6  # and those of a single head, which a long text has: browsers are slow to open more
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
-_TEXT = 1.25  # characters per byte in base 85
+_PIXEL = 0.6  # characters of a pixel's largest and mean weight, compressed, in base 85
+_NUMBER = {8: 8.8, 4: 4.2, 2: 1.9}  # and of a number of so many bytes
+NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _RULE_BLOCK = 1024  # queries and keys of which is asked at a time whether a rule forbids any
 RULES = EVERYWHERE  # that page/src/attention.js supports
-_SAMPLE = 2**18  # bytes compressed as a sample, to estimate the size of the rest
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,6 +55,7 @@ class ShownLayer:
     note: str = ""
     v: Array | None = None  # (1, kv_heads, keys, d_v); None: not known, and the page's arithmetic ends at the weight
     g: Array | None = None  # (1, heads, queries, d_v), by A·v; with v the page shows contributions and cuts
+    text: Literal["tokens", "sources", ""] = "tokens"  # what names its queries in the run, and its keys if not cross
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,73 +72,132 @@ class ShownRun:
     header: Mapping[str, Any] = field(default_factory=dict)  # the page's `facts` and `words`, where it is the only run
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class PageOptions:
-    """Options of a page.
-
-    exact     (layer name, head number) pairs whose weights the page computes from q and k; None: all
-    dtype     the dtype in which q, k and v are stored; None: their own
-    room      bytes: v is left out of a page that would be larger with it; None: v is always put in
-    served    True: q and k are not stored, the page requests weights from its server
-    """
-
-    title: str = "clearhead"
-    language: Language = "en"
-    exact: Iterable[tuple[Any, int]] | None = None
-    dtype: Any = None
-    room: int | None = ROOM
-    served: bool = False
-
-    def __post_init__(self) -> None:
-        read_language(self.language)
-        if not isinstance(self.title, str):
-            raise RuleError(expected("title", self.title, "a text"))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Chosen:
-    """Validated choices for a page, and its arrays so far."""
-
-    layers: list[ShownLayer]
-    exact: list[list[int]]  # for each layer the indices of its exact heads
-    dtype: np.dtype[Any] | None
-    values: bool  # v is put in where it is known
-    served: bool
-    small: int  # side of the pictures of all heads; `large`: of exact heads
-    large: int
-    arrays: dict[str, Array] = field(default_factory=dict)
-    prefix: str = ""  # of the arrays' names
-
-
 def document(
-    runs: Sequence[ShownRun], wish: PageOptions, each: Callable[[Sequence[int]], Iterable[int]] = iter
+    runs: Sequence[ShownRun],
+    title: str = "clearhead",
+    language: Language = "en",
+    *,
+    served: bool = False,
+    room: float = ROOM,
+    each: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Document:
-    """The document of the page of these runs.
+    """The document of the page of these runs, with the numbers of all heads or of as many as fit.
 
+    served    True: no numbers are stored, the page requests weights from its server
+    room      characters for the arrays
     each      wraps the loop over the layers, for a progress bar
-    Raises, before any work, SelectionError for layers or heads that do not exist or a page that would be too large, and
-    DtypeError for a dtype that a page cannot store. O(queries·keys·d_k) time for every head.
+    Raises, before any work, SelectionError for runs without weights, RuleError for a title that is no text or another
+    language. O(queries·keys·d_k) time for every head.
     """
-    chosen = _choose([layer for run in runs for layer in run.layers], wish)
-    if not wish.served:
-        chosen = _fitting(chosen, wish.room)
-    described_runs = _runs(runs, chosen, each)
-    header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": described_runs}
-    return Document({**OPENING, **header, **(runs[0].header if len(runs) == 1 else {})}, chosen.arrays, packed=True)
+    read_language(language)
+    if not isinstance(title, str):
+        raise RuleError(expected("title", title, "a text"))
+    layers = [layer for run in runs for layer in run.layers]
+    if not layers:
+        raise SelectionError("no attention was seen: there is nothing to show.")
+    for layer in layers:
+        if 0 in layer.matrix.shape:
+            sizes = named(layer.matrix.shape, WEIGHTS)
+            raise SelectionError(f"layer {layer.name} has no weights: its matrix is {sizes}.")
+    exact, narrow = ([list(range(len(layer.heads))) for layer in layers], False) if served else _exact(layers, room)
+    entries, arrays = _described(layers, exact, each, narrow=narrow, served=served)
+    header = {"title": title, "language": language, "served": served, "runs": _runs(runs, entries)}
+    return Document({**OPENING, **header, **(runs[0].header if len(runs) == 1 else {})}, arrays, packed=True)
 
 
-def described(runs: Sequence[ShownRun], wish: PageOptions) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """The entry `runs` of a header, and its arrays. O(queries·keys·d_k) time for every head."""
-    if not runs:
-        return [], {}
-    chosen = replace(_choose([layer for run in runs for layer in run.layers], wish), prefix="runs.")
-    return _runs(runs, chosen, iter), chosen.arrays
+def described(
+    runs: Sequence[ShownRun], kept: Collection[int] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """The entry `runs` of a header, and its arrays. O(queries·keys·d_k) time for every head.
+
+    kept      the layers of each run whose numbers are in the page, in bfloat16; None: all, as they are
+    """
+    places = [(number, layer) for run in runs for number, layer in enumerate(run.layers)]
+    exact = [list(range(len(layer.heads) if kept is None or number in kept else 0)) for number, layer in places]
+    entries, arrays = _described([layer for _, layer in places], exact, narrow=kept is not None, prefix="runs.")
+    return _runs(runs, entries), arrays
 
 
-def _runs(
-    runs: Sequence[ShownRun], chosen: _Chosen, each: Callable[[Sequence[int]], Iterable[int]]
-) -> list[dict[str, Any]]:
-    layers = iter([_layer(chosen, place) for place in each(range(len(chosen.layers)))])
+def fitting(parts: Sequence[tuple[float, float]], room: float = ROOM, pixels: int = 0) -> tuple[int, bool]:
+    """How many of a page's parts, the first ones, have their numbers in it, and whether these are rounded to bfloat16.
+
+    parts     the characters of each as it is, and in bfloat16
+    pixels    of the pictures that the page has besides where it has not all numbers
+    All as they are, where there is room for them; else as many in bfloat16 as there is room for, at least one. A part
+    that browsers would be slow to open has none.
+
+    >>> fitting([(4e6, 2e6), (1e6, 5e5)]), fitting([(4e6, 2e6)] * 9), fitting([(2e7, 1e7)] * 9), fitting([(3e8, 1e8)])
+    ((2, False), (2, True), (1, True), (0, True))
+    """
+    whole, narrow = (np.cumsum(sizes) for sizes in zip(*parts, strict=True))
+    if whole[-1] <= room:
+        return len(parts), False
+    if narrow[-1] > room:
+        room -= _PIXEL * pixels
+    return int((narrow <= max(room, min(narrow[0], _ONE))).sum()), True
+
+
+def characters(count: float, itemsize: int) -> tuple[float, float]:
+    """About how many characters of a page numbers of so many bytes take, as they are and in bfloat16."""
+    return count * _NUMBER[itemsize], count * _NUMBER[2]
+
+
+def _exact(layers: Sequence[ShownLayer], room: float) -> tuple[list[list[int]], bool]:
+    """For each layer the indices of the heads whose numbers fit, and whether they are rounded."""
+    sizes: list[tuple[float, float]] = []
+    pixels, side = 0, _side(sum(len(layer.heads) for layer in layers))
+    for layer in layers:
+        problem, numbers = layer.matrix.call.problem, (layer.matrix.call.k, layer.v)
+        of_keys = sum(0 if x is None else prod(x.shape[2:]) for x in numbers)
+        of_queries = problem.queries * (problem.d_k + (0 if layer.g is None else layer.g.shape[-1]))
+        computed = problem.queries * problem.keys <= COMPUTED**2
+        pixels += 0 if computed else problem.heads * side**2
+        rules, known = sum(array.nbytes for array in packed(problem)[1].values()) / 4, set[int]()
+        for head in range(problem.heads):
+            keys = 0 if (place := problem.kv_head_of(head)) in known else of_keys
+            known.add(place)
+            as_it_is, narrow = characters(of_queries + keys, problem.dtype.itemsize)
+            more = (0 if computed else 4.2 * problem.queries) + (0 if head else rules)
+            sizes.append((as_it_is + more, narrow + more))
+    count, rounded = fitting(sizes, room - _PIXEL * pixels, len(sizes) * side**2 - pixels)
+    places = [(number, head) for number, layer in enumerate(layers) for head in range(len(layer.heads))][:count]
+    return [[head for at, head in places if at == number] for number in range(len(layers))], rounded
+
+
+def pixels_of(heads: int) -> int:
+    """How many pixels the pictures of so many heads have at most."""
+    return heads * _side(heads) ** 2
+
+
+def _side(heads: int) -> int:
+    """The side of the pictures of so many heads."""
+    return next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
+
+
+def _described(
+    layers: Sequence[ShownLayer],
+    exact: Sequence[list[int]],
+    each: Callable[[Sequence[int]], Iterable[int]] = iter,
+    *,
+    narrow: bool,
+    served: bool = False,
+    prefix: str = "",
+) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Each layer's entry, and all arrays."""
+    count, heads = max(1, sum(map(len, exact))), sum(len(layer.heads) for layer in layers)
+    large = next((side for side in _LARGE if count * side**2 <= _LARGE_CELLS), 0)
+    entries, arrays = [], dict[str, Array]()
+    for place in each(range(len(layers))):
+        numbers = {} if served or not exact[place] else _operands(layers[place], exact[place], narrow=narrow)
+        entry, more = _layer(layers[place], exact[place], numbers, (_side(heads), large), served=served)
+        names = {name: f"{prefix}{place}.{name}" for name in more}
+        arrays |= {names[name]: array for name, array in more.items()}
+        entries.append({**entry, "arrays": names})
+    return entries, arrays
+
+
+def _runs(runs: Sequence[ShownRun], entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    layers = iter(entries)
     return [
         {
             "name": run.name,
@@ -150,91 +211,53 @@ def _runs(
     ]
 
 
-def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
-    if not layers:
-        raise SelectionError("no attention was seen: there is nothing to show.")
-    for layer in layers:
-        if 0 in layer.matrix.shape:
-            sizes = named(layer.matrix.shape, WEIGHTS)
-            raise SelectionError(f"layer {layer.name} has no weights: its matrix is {sizes}.")
-    everything = [list(range(len(layer.heads))) for layer in layers]
-    exact = everything if wish.exact is None else _places(layers, wish.exact)
-    dtype = None
-    if wish.dtype is not None:
-        try:
-            dtype = next(known for known in FLOATS if known.name == np.dtype(wish.dtype).name)
-        except (TypeError, ValueError, StopIteration):
-            names = ", ".join(known.name for known in FLOATS)
-            raise DtypeError(f"dtype is {shown(wish.dtype)}: a page holds {names}.") from None
-    heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
-    small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
-    large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
-    return _Chosen(layers, exact, dtype, values=True, served=wish.served, small=small, large=large)
+def _layer(
+    layer: ShownLayer, exact: list[int], numbers: dict[str, Array], sides: tuple[int, int], *, served: bool
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The entry of one layer, and its arrays.
 
-
-def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
-    places: list[set[int]] = [set() for _ in layers]
-    listed = isinstance(exact, (list, tuple, set, frozenset))
-    if not listed or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in exact):
-        raise SelectionError(expected("exact", exact, "a list of (layer, head) pairs"), "exact=[(0, 3)]")
-    for name, head in exact:
-        here = [place for place, layer in enumerate(layers) if layer.name == str(name)]
-        if not here:
-            known = ", ".join(layer.name for layer in layers)
-            raise SelectionError(f"exact: there is no layer {name!r}.", f"seen are: {known}")
-        for place in here:
-            if head not in layers[place].heads:
-                kept = ", ".join(map(str, layers[place].heads))
-                raise SelectionError(f"exact: layer {name} has no head {head}: seen are {kept}.")
-            places[place].add(list(layers[place].heads).index(head))
-    return [sorted(each) for each in places]
-
-
-def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
-    """The entry of one layer; its arrays go to `chosen.arrays`."""
-    layer, exact = chosen.layers[place], chosen.exact[place]
+    numbers   those of the exact heads
+    sides     of the pictures of all heads, and of those of exact heads
+    """
     matrix, problem = layer.matrix, layer.matrix.call.problem
     large = problem.queries * problem.keys > COMPUTED**2
     v = None if layer.g is None else layer.v
     seen = matrix.observe(v, entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
     first = first_key(matrix, 0)
     entry: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
-    arrays: dict[str, Array] = {}
-    small = None
-    if large or len(exact) < problem.heads or chosen.served:
-        small = pictures(matrix, chosen.small)
-        entry |= _put(arrays, small, problem, "")
+    arrays = dict(numbers)
     plain, rule_arrays = packed(problem, exact)
-    if exact and not chosen.served:
+    if large or len(exact) < problem.heads or served:
+        small = pictures(matrix, sides[0])
+        entry |= _put(arrays, small, problem, "")
+        with_rows = list(range(problem.heads)) if served else exact
+        if with_rows:
+            arrays["received"] = small["received"][with_rows].astype(np.float32)
+    if numbers:
         keys = sorted({problem.kv_head_of(head) for head in exact})
         entry["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
-        arrays |= _exact(chosen, layer, exact, keys, as_host_array(seen.logsumexp, "logsumexp")[0] if large else None)
         arrays |= rule_arrays
-        if large and chosen.large:
-            parts = [pictures(matrix.part(0, head), chosen.large) for head in exact]
-            entry["wide"] = _put(arrays, Pictures(*map(np.concatenate, zip(*parts, strict=True))), problem, "wide_")
-    with_rows = list(range(problem.heads)) if chosen.served else exact
-    if small is not None and with_rows:
-        arrays["received"] = small.received[with_rows].astype(np.float32)
-    names = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
-    chosen.arrays.update({names[name]: array for name, array in arrays.items()})
+        if large and sides[1]:
+            parts = [pictures(matrix.part(0, head), sides[1]) for head in exact]
+            drawn = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            entry["wide"] = _put(arrays, drawn, problem, "wide_")
     return {
         **entry,
         **_numbers(layer, seen, first),
         "name": layer.name,
         "heads": list(layer.heads),
         "cross": layer.cross,
+        "text": layer.text,
         "note": layer.note,
         **{name: getattr(problem, name) for name in ("queries", "keys", "d_k")},
         "dtype": problem.dtype.name,
-        "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
+        "values": None if layer.v is None else layer.v.dtype.name,
         "first": first,
         "masked": forbids(problem),
         "sinks": problem.sinks is not None,
         "rules": plain,
         "exact": exact,
-        "arrays": names,
-    }
+    }, arrays
 
 
 def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]:
@@ -259,111 +282,43 @@ def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]
     }
 
 
-def _put(arrays: dict[str, Array], drawn: Pictures, problem: Problem, prefix: str) -> dict[str, Any]:
+def _put(arrays: dict[str, Array], drawn: Mapping[str, Array], problem: Problem, prefix: str) -> dict[str, Any]:
     """Add the encoded pictures to `arrays`; returns their size, and the weight of the highest code for each head.
 
     If each pixel is a single weight, mean and largest are equal and only the largest is stored.
     """
-    size = drawn.most.shape[1:]
+    size = drawn["most"].shape[1:]
     largest = {}
     for name in ("most",) if size == (problem.queries, problem.keys) else ("most", "mean"):
-        pixels, first = getattr(drawn, name), getattr(drawn, f"first_{name}")
+        pixels, first = drawn[name], drawn[f"first_{name}"]
         arrays[prefix + name], arrays[f"{prefix}first_{name}"], largest[name] = coded(pixels, first)
     return {"pixels": list(size), "largest": largest}
 
 
-def _exact(
-    chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
-) -> dict[str, Array]:
+def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str, Array]:
     """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
-    call, dtype = layer.matrix.call, chosen.dtype
-    q, k = on_cpu(call.q), on_cpu(call.k)
-    if dtype is not None and dtype != call.q.dtype:
-        q, k = (_rounded(x, dtype, layer.name) for x in (q, k))
-        if logsumexp is not None:
-            near, far = (to_device_of(x.astype(call.q.dtype), call.q) for x in (q, k))
-            logsumexp = on_cpu(layer.matrix.with_call(Call(call.problem, near, far)).state.logsumexp)
+    call = layer.matrix.call
+    problem = call.problem
+    q, k = (_stored(on_cpu(x), narrow=narrow) for x in (call.q, call.k))
+    keys = sorted({problem.kv_head_of(head) for head in exact})
     arrays = {"q": q[0, exact], "k": k[0, keys]}
-    if logsumexp is not None:
-        arrays["logsumexp"] = logsumexp[0, exact]
-    if layer.v is not None and chosen.values:
-        v = on_cpu(layer.v)[0, keys]
-        arrays["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
-        if layer.g is not None:
-            g = on_cpu(layer.g)[0, exact]
-            arrays["g"] = g if dtype is None or dtype.name == "float16" else g.astype(dtype)  # small ones would be lost
+    if problem.queries * problem.keys > COMPUTED**2:
+        near, far = (to_device_of(x.astype(call.q.dtype), call.q) for x in (q, k))
+        state = (layer.matrix.with_call(Call(problem, near, far)) if narrow else layer.matrix).state
+        arrays["logsumexp"] = on_cpu(state.logsumexp)[0, exact]
+    for name, x, places in (("v", layer.v, keys), ("g", layer.g, exact)):
+        if x is not None and layer.v is not None:
+            arrays[name] = _stored(on_cpu(x)[0, places], narrow=narrow)
     return arrays
 
 
-def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
+def _stored(x: Array, *, narrow: bool) -> Array:
+    """The array as it is, or in bfloat16, which has no room for float64's largest numbers."""
+    if not narrow or x.itemsize <= 2:
+        return x
     with np.errstate(over="ignore"):
-        rounded = x.astype(dtype)
-    if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
-        raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
-    return rounded
-
-
-def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
-    """The choice without v where the page would be larger than `room` with it.
-
-    Raises SelectionError for a page that would be too large; the hint says what would fit.
-    """
-    count = max(1, sum(map(len, chosen.exact)))
-    sizes, values, pictured, large = 0.0, 0.0, 0, False
-    for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
-        problem = layer.matrix.call.problem
-        computed = problem.queries * problem.keys <= COMPUTED**2
-        pictured += 0 if computed and len(exact) == problem.heads else problem.heads * chosen.small**2
-        if exact:
-            large = large or not computed
-            operands, more = _bytes_of(layer, exact, chosen.dtype, computed=computed)
-            sizes, values = sizes + operands, values + more
-    pictured += large * count * chosen.large**2
-    if room is None or any(layer.g is not None for layer in chosen.layers):  # who asked for causes wants v
-        sizes += values
-    elif _TEXT * (sizes + pictured + values) > room:
-        chosen = replace(chosen, values=False)
-    whole = _TEXT * (sizes + pictured)
-    if whole > LIMIT:
-        fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sizes) * count)
-        first = chosen.layers[0]
-        halves = (chosen.dtype or first.matrix.call.q.dtype).itemsize > 2
-        halved = "dtype='bfloat16' halves it; " if halves else ""
-        raise SelectionError(
-            f"the page would have about {whole / 1e6:.0f} MB with {count} exact heads, and above {LIMIT / 1e6:.0f} MB "
-            "browsers are slow to open it.",
-            f"exact=[({first.name!r}, {first.heads[0]})] chooses (layer, head) pairs: about {fit} fit; {halved}"
-            "`clearhead view` serves any number.",
-        )
-    return chosen
-
-
-def _bytes_of(
-    layer: ShownLayer, exact: list[int], dtype: np.dtype[Any] | None, *, computed: bool
-) -> tuple[float, float]:
-    """About how many bytes q, k, the rules and the log-sum-exp of the exact heads take, and how many v and g."""
-    call = layer.matrix.call
-    problem = call.problem
-    keys = {problem.kv_head_of(head) for head in exact}
-    stored_as = dtype or call.q.dtype
-    numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
-    rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
-    rows = 0 if computed else 12 * len(exact) * problem.queries
-    share = _share(on_cpu(call.q[0, exact[0]]), stored_as)
-    size = numbers * stored_as.itemsize * share + rows + rules / 4
-    if layer.v is None:
-        return size, 0.0
-    stored_as = dtype or layer.v.dtype
-    part = on_cpu(layer.v[0, min(keys)])
-    derived = 0 if layer.g is None else on_cpu(layer.g)[0, exact].nbytes
-    return size, len(keys) * part.size * stored_as.itemsize * _share(part, stored_as) + derived
-
-
-def _share(x: Array, dtype: np.dtype[Any]) -> float:
-    """The compressed size as a share of the stored one, estimated from a sample."""
-    with np.errstate(over="ignore"):
-        some = stored(x.reshape(-1)[: _SAMPLE // dtype.itemsize].astype(dtype))
-    return len(compressed(some)) / max(1, some.nbytes)
+        rounded = x.astype(NARROW)
+    return rounded if np.array_equal(np.isfinite(rounded), np.isfinite(x)) else x
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -52,18 +52,12 @@ def _pooled(operation: np.ufunc, cells: Array, rows: Array, cols: Array) -> Arra
     return operation.reduceat(operation.reduceat(cells, cols, 1), rows, 0)
 
 
-class Pictures(NamedTuple):
-    """The pictures of one layer: (heads, rows, columns), and (heads, rows) for the first key alone."""
+def pictures(matrix: AttentionMatrix, side: int) -> dict[str, Array]:
+    """The largest and the mean weight of each pixel of one layer, in at most side × side pixels.
 
-    most: Array
-    mean: Array
-    first_most: Array
-    first_mean: Array
-    received: Array  # (heads, keys), the first key included
-
-
-def pictures(matrix: AttentionMatrix, side: int) -> Pictures:
-    """The largest and the mean weight of each pixel, in at most side × side pixels. O(queries·keys·d_k) per head."""
+    Returns most and mean, (heads, rows, columns) without the first key; first_most and first_mean, (heads, rows), of
+    that key alone; received (heads, keys), all keys'. O(queries·keys·d_k) per head.
+    """
     problem = matrix.call.problem
     n, m, first = problem.queries, problem.keys, first_key(matrix, 0)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
@@ -78,8 +72,9 @@ def pictures(matrix: AttentionMatrix, side: int) -> Pictures:
         peak[:, first] = mass[:, first] = 0.0
         mean = np.add.reduceat(mass, cols[:-1], 1) / (widths * (stop - start))
         parts.append((np.maximum.reduceat(peak, cols[:-1], 1), mean, *alone))
-    most, mean, first_most, first_mean = (np.stack(part, 1) for part in zip(*parts, strict=True))
-    return Pictures(most, mean, first_most, first_mean, received)
+    names = ("most", "mean", "first_most", "first_mean")
+    drawn = (np.stack(part, 1) for part in zip(*parts, strict=True))
+    return {**dict(zip(names, drawn, strict=True)), "received": received}
 
 
 def coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:

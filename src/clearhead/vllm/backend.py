@@ -21,7 +21,6 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from clearhead.core.axes import Array
-from clearhead.core.state import State, share, taken
 from clearhead.errors import EngineError
 from clearhead.torch.varlen import Prepared, prepared, read_bits
 from clearhead.vllm.records import HINT, RECORDER, WatchedStep, Where
@@ -79,7 +78,7 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
         where = common.query_start_loc.numpy(), None, common.seq_lens.numpy(), common.block_table_tensor.numpy()
         tokens, page = int(where[0][-1]), self.kv_cache_spec.block_size
         slots = np.divmod(common.slot_mapping[:tokens].numpy(), page)
-        return Metadata(tokens, where, slots, bool(common.causal), RECORDER.step(page, where))
+        return Metadata(tokens, where, slots, bool(common.causal), RECORDER.step(where))
 
 
 class Impl(AttentionImpl):  # type: ignore[misc]
@@ -148,8 +147,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             if not step.all:
                 q, out = q[step.queries], np.empty_like(out[step.queries])
             seen = self.attend(q, step.where, out, step.named, window_size=window)
-            if "largest" in seen:
-                seen["spans"] = self.shares(step, q, State(seen["largest"], seen["log_sum"]))
+            if "received" in seen:  # of one query, these are its weights
+                seen["spans"] = step.shares(seen.pop("received"))
             RECORDER.kept[self.layer] = seen
         return output
 
@@ -157,20 +156,10 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self, q: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
     ) -> dict[str, Array]:
         """Fill in the output, (tokens, heads, d), if there is one, and answer what is asked for, (tokens, heads, …)."""
-        (cache, keys, values), call = self.cache, (*asked.items(), *rules.items())
+        (_, keys, values), call = self.cache, (*asked.items(), *rules.items())
         if call not in self.calls:
-            self.calls[call] = prepared(cache.dtype, q, keys, values, self.rules | rules, asked)
-        return self.calls[call](q, keys, values, where, out)
-
-    def shares(self, step: WatchedStep, q: Array, state: State) -> Array:
-        """The share of each query on each of its spans, (spans, heads): by the states of ranges of keys."""
-        parts = step.parts(self.left)
-        rules: dict[str, Any] = {"window_size": (-1, -1), "sinks": None}
-        sums = self.attend(q[parts.rows], parts.where, None, {"logsumexp": True}, **rules)
-        largest = sums["largest"]
-        if self.rules["alibi_slopes"] is not None:
-            largest = largest - parts.gaps * self.rules["alibi_slopes"].numpy()
-        return parts.signs @ share(np, State(largest, sums["log_sum"]), taken(state, parts.rows))
+            self.calls[call] = prepared((q, keys, values), self.rules | rules, asked)
+        return self.calls[call]((q, keys, values), where, out)
 
     def read(self, kv_cache: Tensor, name: str) -> None:
         """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""

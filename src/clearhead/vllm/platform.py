@@ -50,8 +50,7 @@ def install() -> None:
     theirs = platform.check_and_update_config
     if hasattr(theirs, "__wrapped__"):
         return
-    sizes: list[int] = []  # layers and heads
-    served: dict[str, Any] = {}
+    sizes: list[int] = []  # layers, heads and positions
 
     @wraps(theirs)
     def check_and_update_config(_: Any, vllm_config: Any) -> None:
@@ -64,10 +63,7 @@ def install() -> None:
         if vllm_config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
             vllm_config.parallel_config.worker_cls = "clearhead.vllm.worker.Worker"
         text = vllm_config.model_config.hf_text_config
-        sizes[:] = text.num_hidden_layers, text.num_attention_heads
-        traced = vllm_config.observability_config.otlp_traces_endpoint
-        served["positions"] = vllm_config.model_config.max_model_len
-        served["exported"] = bool(traced or os.environ.get("PROMETHEUS_MULTIPROC_DIR"))
+        sizes[:] = text.num_hidden_layers, text.num_attention_heads, vllm_config.model_config.max_model_len
         if _SERVER in sys.modules and os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "0":
             os.environ[MEMORY] = "0"  # nobody can ask its workers for what is kept
         kept = os.environ.get(FILE) or (f"{limit(MEMORY)} MiB of memory" if limit(MEMORY) else "no file and no memory")
@@ -77,11 +73,12 @@ def install() -> None:
     def validate_request(_: Any, processed_inputs: Any, params: Any) -> None:
         if sizes:
             length = len(processed_inputs.get("prompt_token_ids") or ())  # a prompt may be embeddings
-            tokens = getattr(params, "max_tokens", None) or max(0, served["positions"] - length)
+            layers, heads, positions = sizes
+            tokens = getattr(params, "max_tokens", None) or max(0, positions - length)
             try:
-                asked = read_asked(getattr(params, "extra_args", None), sizes[0], sizes[1], length)
+                asked = read_asked(getattr(params, "extra_args", None), layers, heads, length)
                 if asked is not None:
-                    check_room(asked, sizes[0], sizes[1], tokens, exported=served["exported"])
+                    check_room(asked, layers, heads, tokens)
             except ClearheadError as error:
                 raise VLLMValidationError(str(error)) from error  # a server answers it with status 400
 

@@ -6,12 +6,10 @@ are computed and kept: of a step's other tokens, which are those of prompts, non
 
 import json
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,6 @@ MEMORY, NUMBERS = "CLEARHEAD_VLLM_MEMORY", "CLEARHEAD_VLLM_NUMBERS"
 _LIMITS = {MEMORY: 256, NUMBERS: 100_000}  # MiB that are kept in memory; numbers of one token
 _SPANS = 256  # of a request
 _RECORD = 1024  # bytes of a token's record beside its numbers
-_UNITS = {"entropy": "nats", "first": "share", "spans": "share"}  # of what is exported
 _CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
 
 
@@ -54,22 +51,19 @@ def limit(name: str) -> int:
     return int(text)
 
 
-def check_room(asked: Choices, layers: int, heads: int, tokens: int, *, exported: bool) -> None:
-    """Raise RuleError for more than the limits allow of a request of so many new tokens, or if nobody could read it.
-
-    exported   do means go to OpenTelemetry or Prometheus?
-    """
+def check_room(asked: Choices, layers: int, heads: int, tokens: int) -> None:
+    """Raise RuleError for more than the limits allow of a request of so many new tokens, or if nobody could read it."""
     numbers, most, memory = asked.numbers(layers, heads), limit(NUMBERS), limit(MEMORY)
     if numbers > most:
         what = f"clearhead is asked for {numbers:,} numbers of each token: the most are {most:,}."
         raise RuleError(what, f"fewer layers, heads or spans, a smaller top, or {NUMBERS}={numbers} when vLLM starts.")
     if os.environ.get(FILE):
         return
-    if not memory and not exported:
+    if not memory:
         what = "nobody could read what clearhead is asked for: this server writes no file and keeps nothing in memory."
         raise RuleError(what, f"{FILE}=seen.jsonl, or VLLM_SERVER_DEV_MODE=1, when it starts.")
     size = -(-tokens * (_RECORD + 8 * numbers) // 2**20)
-    if memory and size > memory:
+    if size > memory:
         what = f"what clearhead is asked for may take {size:,} MiB in {tokens} tokens: {memory:,} MiB are kept."
         raise RuleError(what, f"a smaller max_tokens or top, {MEMORY}={size}, or {FILE}=seen.jsonl when vLLM starts.")
 
@@ -123,91 +117,29 @@ def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
 Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and block_table of a ragged batch
 
 
-class KeyRanges(NamedTuple):
-    """Ranges of keys that begin with a page, as requests of their own: a span is one, or the difference of two."""
-
-    signs: Array  # (spans, ranges): 1, -1 for the keys of its first page that are before it, or 0
-    rows: Array  # (ranges,): whose they are
-    where: Where
-    gaps: Array  # (ranges, 1): how far before the query the last key is, by which ALiBi counts
-
-
 class WatchedStep:
     """The requests of a step that are watched, and what is computed of their last queries."""
 
-    def __init__(self, due: dict[int, tuple[str, Choices]], page: int, where: Where) -> None:
+    def __init__(self, due: dict[int, tuple[str, Choices]], where: Where) -> None:
         starts, _, lengths, pages = where
         self.names, self.asked = zip(*due.values(), strict=True)
-        self.page, self.all = page, len(due) == len(lengths) == int(starts[-1])
+        self.all = len(due) == len(lengths) == int(starts[-1])
         rows = np.array(list(due))
         self.queries, self.lengths = starts[1:][rows] - 1, lengths[rows]
         self.where = np.arange(len(due) + 1, dtype=np.int32), None, self.lengths, pages[rows]
         named: dict[str, Any] = {"entropy": any(one.entropy for one in self.asked)}
-        named |= {"top": max(one.top for one in self.asked), "logsumexp": any(one.spans for one in self.asked)}
+        named |= {"top": max(one.top for one in self.asked), "received": any(one.spans for one in self.asked)}
         self.named = {name: value for name, value in named.items() if value}
-        self._parts: dict[int, KeyRanges] = {}
 
     def asks(self, layer: int) -> bool:
         """Does any of the requests ask for this layer?"""
         return any(one.layers is None or layer in one.layers for one in self.asked)
 
-    def parts(self, left: int) -> KeyRanges:
-        """The ranges of all spans, where a query sees so many keys to its left; all of them for -1."""
-        if left not in self._parts:
-            ranges: dict[tuple[int, int, int], int] = {}  # of a request, first page and end, its number
-            signs: list[tuple[int, int, int]] = []
-            span = 0
-            for row, one in enumerate(self.asked):
-                seen = max(0, int(self.lengths[row]) - 1 - left) if left >= 0 else 0
-                for start, stop in one.spans:
-                    first = max(start, seen)
-                    for end, sign in ((stop, 1), (first, -1)) if first < stop else ():
-                        if end > first // self.page * self.page:
-                            signs.append((span, ranges.setdefault((row, first // self.page, end), len(ranges)), sign))
-                    span += 1
-            matrix = np.zeros((span, len(ranges)), np.float32)
-            for row, column, sign in signs:
-                matrix[row, column] = sign
-            rows, firsts, ends = np.array(list(ranges), np.int32).reshape(-1, 3).T
-            table = self.where[3]
-            pages = table[rows[:, None], np.minimum(firsts[:, None] + np.arange(table.shape[1]), table.shape[1] - 1)]
-            where = np.arange(len(ranges) + 1, dtype=np.int32), None, ends - firsts * self.page, pages
-            self._parts[left] = KeyRanges(matrix, rows, where, (self.lengths[rows] - ends)[:, None])
-        return self._parts[left]
-
-
-class Means:
-    """The means over layers, heads and the tokens generated so far."""
-
-    def __init__(self) -> None:
-        self.start, self.tokens = time.time_ns(), 0
-        self.sums: dict[str, Any] = {}
-
-    def add(self, seen: dict[str, Array]) -> None:
-        """Add one token: its statistics, (layers, heads, …)."""
-        self.tokens += 1
-        for name in _UNITS.keys() & seen.keys():
-            self.sums[name] = self.sums.get(name, 0.0) + seen[name].astype(np.float64)
-
-    def export(self, request: str) -> None:
-        """Send them to OpenTelemetry and Prometheus, whichever is on. Of spans, a metric has the sum."""
-        means = {name: (total.mean((0, 1)) / self.tokens).tolist() for name, total in self.sums.items()}
-        with suppress(ImportError):
-            for name, mean in means.items():
-                _histogram(name).observe(float(np.sum(mean)))
-        with suppress(ImportError):
-            from opentelemetry import trace
-
-            said = {f"clearhead.{name}": mean for name, mean in means.items()}
-            said |= {"gen_ai.request.id": request.rpartition("-")[0], "clearhead.tokens": self.tokens}
-            trace.get_tracer("clearhead").start_span("attention", attributes=said, start_time=self.start).end()
-
-
-@cache
-def _histogram(name: str) -> Any:
-    from prometheus_client import Histogram
-
-    return Histogram(f"clearhead_attention_{name}_{_UNITS[name]}", f"Mean of a request's attention: {name}.")
+    def shares(self, weights: Array) -> Array:
+        """The share of each query on each of its spans, (spans, heads); weights are those of all requests' keys."""
+        starts = self.lengths.cumsum() - self.lengths
+        each = zip(starts.tolist(), self.asked, strict=True)
+        return np.stack([weights[at + first : at + stop].sum(0) for at, one in each for first, stop in one.spans])
 
 
 class Recorder:
@@ -220,17 +152,16 @@ class Recorder:
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
-        self.means: dict[str, Means] = {}
         self._step: WatchedStep | None = None
 
-    def step(self, page: int, where: Where) -> WatchedStep | None:
+    def step(self, where: Where) -> WatchedStep | None:
         """What is to be watched in the step that begins: requests whose last query generates a token."""
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
             if name in self.asked and where[2][row] >= length
         }
-        self._step = WatchedStep(due, page, where) if due else None
+        self._step = WatchedStep(due, where) if due else None
         return self._step
 
     def finish(self) -> None:
@@ -260,7 +191,6 @@ class Recorder:
         columns = slice(None) if one.heads is None else heads - self.first_head
         record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
         record |= {key: value[chosen][:, columns].copy() for key, value in seen.items()}
-        self.means.setdefault(name, Means()).add({key: record[key] for key in seen})
         path = os.environ.get(FILE)
         if path:
             with open(path, "ab", buffering=0) as file:  # one write, so that lines of several processes stay whole
@@ -270,12 +200,6 @@ class Recorder:
         self.size += _size(record)
         while self.size > limit(MEMORY) * 2**20:
             self.size -= sum(map(_size, self.seen.popitem(last=False)[1]))
-
-    def end(self, name: str) -> None:
-        """The request is finished."""
-        self.asked.pop(name, None)
-        if name in self.means:
-            self.means.pop(name).export(name)
 
     def statistics(self, request_id: str) -> dict[str, Any]:
         """What `clearhead.vllm.statistics` answers."""

@@ -23,7 +23,7 @@ class Worker(CPUWorker):  # type: ignore[misc]
             if asked is not None:
                 RECORDER.asked[new.req_id] = asked
         for name in scheduler_output.finished_req_ids:
-            RECORDER.end(name)
+            RECORDER.asked.pop(name, None)
         runner = self.model_runner
         RECORDER.batch = lambda: [(name, runner.requests[name].num_tokens) for name in runner.input_batch.req_ids]
         try:

@@ -1,10 +1,8 @@
 """One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from clearhead.core.call import Call, describe
-from clearhead.core.rules import Rules
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_state
 from clearhead.ops.observation import Observation
@@ -27,7 +25,7 @@ class Layer:
     padding: Any = None  # (batch, queries), True where a query is padding; or None
     note: str = ""  # why a mask is stored in full, or ""
     other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
-    derivative: Any = None  # gives g, or raises, or is g, of a file; None where it was not watched
+    derivative: Any = None  # gives g, or raises; None where it was not watched
 
     def __repr__(self) -> str:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
@@ -47,11 +45,7 @@ class Layer:
         """
         if self.derivative is None:
             raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
-        return self.derivative() if callable(self.derivative) else self.derivative
-
-    def read(self) -> Call:
-        """Read q, k, v and the rules as one call."""
-        return describe(self.q, self.k, self.v, cast("Rules", self.rules))
+        return self.derivative()
 
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""

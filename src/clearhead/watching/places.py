@@ -43,8 +43,6 @@ class Place:
     queries, keys     the positions of the call's queries and keys in their sequences
     query_text, key_text   what positions and words of edits refer to
     real              (batch or 1, queries), False where a query is padding; None where none is
-    continues         may the run go on after this call? Another run may have more tokens then
-    sums              what this layer remembers between the calls of one sequence: an empty dictionary at its beginning
     """
 
     layer: str
@@ -53,8 +51,6 @@ class Place:
     query_text: Text
     key_text: Text
     real: Any = None
-    continues: bool = False
-    sums: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +59,10 @@ class Positions:
 
     points: tuple[Array, ...]
     slices: tuple[range, ...]
-    latest: dict[range, Array] = field(default_factory=dict, repr=False)  # all layers of a pass ask the same
 
     def labels(self, positions: range) -> Array:
-        """(batch or 1, positions), 0 where chosen and -1 elsewhere; not to be written to."""
-        if positions not in self.latest:
-            self.latest.clear()
-            self.latest[positions] = self.members(positions).astype(np.int64) - 1
-        return self.latest[positions]
+        """(batch or 1, positions), 0 where chosen and -1 elsewhere."""
+        return self.members(positions).astype(np.int64) - 1
 
     def members(self, positions: range) -> Array:
         """(batch or 1, positions), True where chosen."""
@@ -132,19 +124,18 @@ def _read_place(name: str, value: Any) -> One | None:
 
 
 def find(name: str, places: Places, text: Text) -> Positions:
-    """The positions of an edit's queries or keys in this text, as `search` finds them; a search is remembered."""
-    if id(places) not in text.searched:
-        text.searched[id(places)] = places, search(name, places, text)
-    return text.searched[id(places)][1]
-
-
-def search(name: str, places: Places, text: Text) -> Positions:
-    """The positions of an edit's queries or keys in this text.
+    """The positions of an edit's queries or keys in this text, which remembers them for the next layer.
 
     A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind
     the text, goes on into what is generated. Raises SelectionError for a position or word that the text has not, for a
     word that it has several times, and for a bool vector of another length.
     """
+    if id(places) not in text.searched:
+        text.searched[id(places)] = places, _search(name, places, text)
+    return text.searched[id(places)][1]
+
+
+def _search(name: str, places: Places, text: Text) -> Positions:
     if places is None:
         return Positions((np.empty(0, np.int64),), (range(_OPEN),))
     listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)

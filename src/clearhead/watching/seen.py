@@ -1,45 +1,33 @@
 """What `ch.watch` saw of a model: the attention of each layer, with its queries, keys and rules."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from clearhead.core.arrays import as_array, as_host_array
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.effects import Rest, read_rest
-from clearhead.core.rule_values import is_whole, read_path, whole_number
-from clearhead.core.rules import with_options
-from clearhead.errors import FileError, RuleError, SelectionError, check_known
+from clearhead.core.rule_values import is_whole, layer_name, whole_number
+from clearhead.errors import RuleError, SelectionError
 from clearhead.loading import load as load_module
-from clearhead.ops.display import Display, Page
+from clearhead.ops.display import Display
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.watching.effects import (
-    Edge,
-    Edges,
-    HeadCause,
-    HeadEffects,
-    Summary,
-    Verified,
-    cell,
-    heads_of,
-)
+from clearhead.watching.effects import EDGES, HEADS, Edge, Head, Lines, heads_of
+from clearhead.watching.layer import Layer
 from clearhead.watching.naming import ModulePath, text_of
-from clearhead.watching.saved import Run, write
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import EffectMatrix
 
-Layers = Iterable[int | str] | None  # None is all
+_NAMES: dict[str, Literal["tokens", "sources", ""]] = {"own": "tokens", "source": "sources", "": ""}
 
 
 @dataclass(eq=False)
-class Seen(Run, Display):
+class Seen(Display):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
@@ -55,10 +43,35 @@ class Seen(Run, Display):
     (['0', '1'], torch.Size([1, 2, 4]), (1, 2, 4, 4), 4)
     """
 
+    parts: dict[str, Any] = field(default_factory=dict)  # by name, as they ran: layers, and recordings of them
+    tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
+    source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
+    model: str = ""
+    unseen: tuple[tuple[str, str], ...] = ()  # (path, class) of attention that ran without Transformers' interface
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"watched": None}
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of what was seen, in the order in which the layers ran; "0#2" is layer 0 run a second time."""
+        return list(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def layer(self, layer: int | str) -> Layer:
+        """One layer with its name, heads, q, k, v, rules and notes, by its name, number or its module's path.
+
+        Raises SelectionError for an unknown layer.
+        """
+        if not self.parts and isinstance(layer, (int, str)):
+            raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
+        if isinstance(layer, str) and layer not in self.parts:
+            layer = next((name for name, part in self.parts.items() if part.path == layer), layer)
+        part = self.parts[layer_name(layer, self.layers)]
+        return part if isinstance(part, Layer) else cast("Layer", part.finished())
 
     def __iter__(self) -> Iterator[Observation]:
         return (self[name] for name in self.layers)
@@ -102,7 +115,7 @@ class Seen(Run, Display):
         ...     logits = model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
         ...     (logits[5] - logits[6]).backward()
         >>> E = seen.cut_effects(0)
-        >>> E.shape, bool((E[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
+        >>> E.shape, bool((E[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.summary())
         ((1, 2, 4, 4), True, 3, 2)
         """
         chosen = self.layer(layer)
@@ -112,7 +125,7 @@ class Seen(Run, Display):
             raise RuleError(what, 'pad on the right, or rest="renormalise".')
         return chosen.matrix().cut_effects(chosen.v, g, rest=rest)
 
-    def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Edges[Edge]:
+    def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Lines[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
 
         Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. Renormalised, edges to the
@@ -130,17 +143,17 @@ class Seen(Run, Display):
             columns = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
             edges += [Edge(name, b, heads[h], i, j, value, rest) for b, h, i, j, value in zip(*columns, strict=True)]
             edges = sorted(edges, key=lambda edge: -abs(edge.value))[:k]
-        return Edges(edges, map(self._tokens_of, edges))
+        return Lines(edges, "edges table", EDGES, map(self._tokens_of, edges))
 
-    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
+    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Lines[Edge]:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
 
         edges   of `seen.strongest`, or some of them
         run     runs the model on the same text and returns the number whose derivative was taken
 
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
-        weight going where the estimate says (an edge's `rest`). Each line is (layer, head, query, key, estimate,
-        truth); truth is the number with the cut, less the number without.
+        weight going where the estimate says (an edge's `rest`). Each line is the edge with its truth: the number with
+        the cut, less the number without.
         Raises DtypeError for other edges or another run, RuleError where several texts were watched together or the
         model is gone, and what `ch.change` raises.
 
@@ -156,62 +169,24 @@ class Seen(Run, Display):
         model = None if self.watched is None else self.watched()
         if model is None:
             raise RuleError(
-                "the model that was watched is gone, or this was read from a file: there is nothing to run again.",
+                "the model that was watched is gone: there is nothing to run again.",
                 "verify while the model is there.",
             )
         verified = load_module("hf.changing").verified
         return verified(model, edges, run, max((len(self.layer(name).q) for name in self.layers), default=0))
 
-    def heads(self) -> HeadEffects:
-        """Each head's Σ g·o, and -Σ g·o, the effect of switching it off to first order; it prints as a table.
-
-        Sums over queries and batch items, as (layer, head, contribution, off). First order holds as for `strongest`;
-        the heads of `ch.explain` were switched off in runs. O(queries·keys·(d_k + d_v)) for each head. Raises as
-        `contributions`.
-        """
-        lines: list[HeadCause] = []
-        for name in self.layers:
-            rows: Any = as_host_array(self.contributions(name).by_query(), "by_query")[0]
-            sums = rows.sum(axis=(0, 2), dtype=np.float64).tolist()
-            lines += [HeadCause(name, head, x, -x) for head, x in zip(self.layer(name).heads, sums, strict=True)]
-        return HeadEffects(lines)
-
-    def summary(self) -> Summary:
+    def summary(self) -> Lines[Head]:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
 
-        Distance is in tokens, entropy in nats. Without queries and keys (keep=False) it holds what was observed, and
-        nan for the rest. O(queries) for each head where distance and entropy were observed, else O(queries·keys·d_k).
+        Distance is in tokens, entropy in nats. With causes=True and a backward pass, `off` is -Σ g·o, the effect of
+        switching the head off, over queries and batch items; first order holds as for `strongest`, and the heads of
+        `ch.explain` were switched off in runs. Without queries and keys (keep=False) it holds what was observed, and
+        nan for the rest. O(queries) for each head where distance and entropy were observed and there are no causes,
+        else O(queries·keys·(d_k + d_v)).
         """
-        return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
-
-    @with_options
-    def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
-        """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
-
-        For a page:
-        exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-        dtype     "float16" or "bfloat16" store q, k and v in less memory; None keeps their dtype
-        batch, beside (a second run to compare with), language ("en", "zh"), title
-        Where `watch` kept values, a weight's arithmetic goes on to the output, if the page stays below 16 MB with v.
-        With causes=True and a backward pass, the page can show contributions and cuts in place of weights.
-        Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
-        page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
-        """
-        name, suffix = Path(read_path(path)).name, Path(path).suffix.lower()
-        if suffix in (".html", ".htm"):
-            super().save(path, **options)
-            return
-        for option in options:
-            check_known("option", [option], Page.__annotations__)
-            raise RuleError(f"{option} is for a page.", 'seen.save("page.html", …)')
-        if suffix not in ("", ".safetensors"):
-            raise FileError(
-                f"{name} is the name of neither a page nor a safetensors file.",
-                'seen.save("page.html") to look at, seen.save("seen.safetensors") for ch.load.',
-            )
-        layers = [self.layer(name) for name in self.layers]
-        words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
-        write(path, layers, {**words, "unseen": self.unseen})
+        heads = [line for name in self.layers for line in heads_of(self.layer(name))]
+        caused = any(head.off == head.off for head in heads)
+        return Lines(heads, "summary table", HEADS | ({"off": 13} if caused else {}), unseen=self.unseen)
 
     def __shown__(self, batch: int, v: Any = None) -> ShownRun:
         if v is not None:
@@ -228,15 +203,16 @@ class Seen(Run, Display):
                 g = layer.g
             except RuleError:  # there is none yet
                 g = None
-            arrays = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
-            results.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, *arrays))
+            v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
+            sides = padding, layer.cross, layer.note, v, g, _NAMES[self._text_of(layer.name)]
+            results.append(ShownLayer(layer.name, layer.heads, part, *sides))
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
         known = (
             np.flatnonzero(x.padding[0]).tolist()
             for x in results
-            if x.padding is not None and not x.cross and self._text_of(x.name) == "own"
+            if x.padding is not None and not x.cross and x.text == "tokens"
         )
         return ShownRun(
             f"{name}, {item}" if item else name, results, tokens, _texts(self.source_tokens, batch),
@@ -257,7 +233,7 @@ class Seen(Run, Display):
         return text_of(ModulePath.of(self.layer(name).path).stack, has_source=bool(self.source_tokens))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": cell(self)}
+        return {"text/plain": repr(self)}
 
     def __repr__(self) -> str:
         lines = ["Seen(nothing yet)"]
@@ -283,18 +259,3 @@ def _few(names: list[str]) -> str:
 
 def _texts(rows: list[list[Any]], batch: int) -> list[str] | None:
     return [str(token) for token in rows[batch]] if batch < len(rows) else None
-
-
-def load(path: str | os.PathLike[str]) -> Seen:
-    """Read a safetensors file that `seen.save(path)` wrote. Needs neither PyTorch nor Transformers.
-
-    Returns a Seen with the same layers, statistics, tokens and, unless keep=False, matrices; arrays are NumPy's, with
-    the shapes and dtypes that were saved. Takes the time to read the file, and its size in memory.
-    Raises FileError, which says whether the file is missing, cut off, or not a record of ch.watch.
-
-    >>> import clearhead as ch
-    >>> ch.load("nowhere.safetensors")
-    Traceback (most recent call last):
-    clearhead.errors.FileError: nowhere.safetensors does not exist.
-    """
-    return Seen.read(path)

@@ -16,8 +16,8 @@ from clearhead.core.rules import with_options
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import RuleError, shown
 from clearhead.loading import load
+from clearhead.watching.naming import LAYERS, read_heads
 from clearhead.watching.pieces import check_tokenizer
-from clearhead.watching.saved import LAYERS, read_heads
 from clearhead.watching.seen import Seen
 
 
@@ -124,7 +124,7 @@ def watch(
     ([[1, 2, 3, 4]], 8)
     """
     room, inner, reader = room_of(model, tokenizer)
-    watched = load("hf.watching" if room == "hf" else "models.blocks").watched
+    watched = load("hf.watching" if room == "hf" else "models.model").watched
     wish = _wish({**statistics}, layers, heads, keep=keep, values=values, causes=causes)
     with watched(inner, wish._replace(tokenizer=reader)) as seen:
         yield seen

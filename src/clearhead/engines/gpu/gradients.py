@@ -4,40 +4,24 @@
 
 A program of the first kernel owns a strip of keys and sums dK and dV; one of the second owns a strip of queries and
 sums dQ. Each result has one writer and no atomics, so it is deterministic. The gradients of a bias and of a table of
-spans are recomputed (derivatives/torch_recomputed.py).
+spans are recomputed (derivatives/torch_recomputed.py). `loss` is a base.Upstream whose numbers are contiguous, (batch,
+heads, …), or None: then `keys` answers Aᵀ·g alone. `state` has the forward pass's State of each row.
 """
-
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LN2, distances, logits, scaled, score_grad
+from clearhead.engines.gpu.rules import LN2, distances, logits, score_grad
 from clearhead.engines.gpu.tiles import (
     indices,
-    key_block,
     log_weights,
     mixed,
-    over_keys,
-    over_queries,
+    over,
     product,
     program_strip,
-    query_block,
     store_rows,
+    tokens,
 )
-
-
-class Loss(NamedTuple):
-    """The forward pass's State of each row and the upstream gradients (base.Upstream) but the output's: contiguous.
-
-    They are (batch, heads, …), None where zero; without `rows`, `keys` answers Aᵀ·g alone.
-    """
-
-    state: Any
-    rows: Any = None
-    keys: Any = None
-    entropy: Any = None
-    distance: Any = None
 
 
 @triton.jit
@@ -58,17 +42,17 @@ def _slope(start, loss, logs, rules, b, h, i, j):
 
 
 @triton.jit
-def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """(weights, the gradients of q·k as score_grad has them, visible) of a tile of two Blocks; 0 where masked."""
+def slopes(left, right, inputs, state, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
+    """(weights, the gradients of scale·q·k, visible) of a tile of two Blocks; 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     scores = product(left.x, tl.trans(right.x), sizes.PRECISION)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     s = logits(scores, rules, b, h, i, j, MASKED)
     visible = (s > -float("inf")) | (s != s)
-    logs = log_weights(s, loss.state, line, i < rules.queries)
+    logs = log_weights(s, state, line, i < rules.queries)
     p = tl.exp2(logs)
     by_score = p
-    if loss.rows is not None:
+    if loss is not None:
         inner = tl.zeros((1, 1), sizes.FLOAT)
         if inputs.v is not None:
             inner = product(left.y, tl.trans(right.y), sizes.PRECISION)
@@ -82,10 +66,10 @@ def slopes(left, right, inputs, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED
 @triton.jit
 def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     by_k, by_v = state
-    inputs, block, loss = job
-    queries = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    p, by_score, visible = slopes(block, queries, inputs, loss, rules, strip.b, strip.h, True, MASKED, sizes)
-    if loss.rows is not None:
+    inputs, block, states, loss = job
+    queries = tokens(inputs.q, inputs.g, strip.b, strip.h, start, rules.queries, sizes.N, sizes)
+    p, by_score, visible = slopes(block, queries, inputs, states, loss, rules, strip.b, strip.h, True, MASKED, sizes)
+    if loss is not None:
         by_k = mixed(by_k, by_score, visible, queries.x, MASKED, sizes.PRECISION)
     if inputs.g is not None:
         by_v = mixed(by_v, p, visible, queries.y, MASKED, sizes.PRECISION)
@@ -93,34 +77,34 @@ def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 
 
 @triton.jit
-def keys(inputs, rules, loss, out_k, out_v, sizes):
+def keys(inputs, rules, state, loss, out_k, out_v, sizes):
     """Compute dK and dV of each query head, contiguous (batch, heads, keys, d_k or d_v).
 
-    Program (strip of keys × batch · heads). Without loss.rows there is no dK, without g no dV.
+    Program (strip of keys × batch · heads). Without a loss there is no dK, without g no dV.
     """
     strip = program_strip(rules, rules.keys, sizes.M)
-    block = key_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
-    state = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
-    by_k, by_v = over_queries(_add_queries, state, (inputs, block, loss), rules, strip, sizes)
-    if loss.rows is not None:
-        store_rows(out_k, strip.line, strip.inside, scaled(by_k, rules), sizes.d_k)
+    block = tokens(inputs.k, inputs.v, strip.b, strip.h, strip.first, rules.keys, sizes.M, sizes)
+    sums = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
+    by_k, by_v = over(_add_queries, sums, (inputs, block, state, loss), rules, strip, False, sizes)
+    if loss is not None:
+        store_rows(out_k, strip.line, strip.inside, by_k * tl.load(rules.scales + strip.h), sizes.d_k)
     if inputs.g is not None:
         store_rows(out_v, strip.line, strip.inside, by_v, sizes.d_v)
 
 
 @triton.jit
 def _add_keys(by_q, job, rules, strip, start, MASKED: tl.constexpr, sizes):
-    inputs, block, loss = job
-    keys = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
-    _, by_score, visible = slopes(block, keys, inputs, loss, rules, strip.b, strip.h, False, MASKED, sizes)
+    inputs, block, states, loss = job
+    keys = tokens(inputs.k, inputs.v, strip.b, strip.h, start, rules.keys, sizes.N, sizes)
+    _, by_score, visible = slopes(block, keys, inputs, states, loss, rules, strip.b, strip.h, False, MASKED, sizes)
     return mixed(by_q, by_score, visible, keys.x, MASKED, sizes.PRECISION)
 
 
 @triton.jit
-def queries(inputs, rules, loss, out, sizes):
+def queries(inputs, rules, state, loss, out, sizes):
     """Compute dQ, likewise. Program (strip of queries × batch · heads)."""
     strip = program_strip(rules, rules.queries, sizes.M)
-    block = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    block = tokens(inputs.q, inputs.g, strip.b, strip.h, strip.first, rules.queries, sizes.M, sizes)
     by_q = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT)
-    by_q = over_keys(_add_keys, by_q, (inputs, block, loss), rules, strip, sizes)
-    store_rows(out, strip.line, strip.inside, scaled(by_q, rules), sizes.d_k)
+    by_q = over(_add_keys, by_q, (inputs, block, state, loss), rules, strip, True, sizes)
+    store_rows(out, strip.line, strip.inside, by_q * tl.load(rules.scales + strip.h), sizes.d_k)

@@ -10,14 +10,12 @@ import triton.language as tl
 from clearhead.engines.gpu.rules import LN2, LOG2E, distances, logits
 from clearhead.engines.gpu.tiles import (
     indices,
-    key_block,
     mixed,
-    over_keys,
-    over_queries,
+    over,
     product,
     program_strip,
-    query_block,
     store_rows,
+    tokens,
     weights,
 )
 
@@ -48,7 +46,7 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     # logit of the key at the own position, the largest logits and their keys (below 0 in free slots), Σ p·v.
     maximum, total, centred, far, diagonal, top, places, output = state
     inputs, queries, want = job
-    block = key_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
+    block = tokens(inputs.k, inputs.v, strip.b, strip.h, start, rules.keys, sizes.N, sizes)
     i, j = strip.index[:, None], block.index[None, :]
     s = logits(product(queries.x, tl.trans(block.x), sizes.PRECISION), rules, strip.b, strip.h, i, j, MASKED)
     if want.top_weights is not None:
@@ -80,13 +78,13 @@ def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
 def rows(inputs, rules, want, count, sizes, TOP: tl.constexpr):
     """Program (strip of queries × batch · heads). The lists of the `count` largest have TOP slots."""
     strip = program_strip(rules, rules.queries, sizes.M)
-    queries = query_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    queries = tokens(inputs.q, inputs.g, strip.b, strip.h, strip.first, rules.queries, sizes.M, sizes)
     none = tl.zeros((sizes.M,), sizes.FLOAT)
     lowest = none - float("inf")
     places = tl.zeros((sizes.M, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
     top, output = tl.full((sizes.M, TOP), -float("inf"), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     state = lowest, none, none, none, lowest, top, places, output
-    state = over_keys(_absorb, state, (inputs, queries, want), rules, strip, sizes)
+    state = over(_absorb, state, (inputs, queries, want), rules, strip, True, sizes)
     _finish(state, rules, strip, want, count, sizes)
 
 
@@ -142,7 +140,7 @@ def _finish(state, rules, strip, to, count, sizes):
 def _absorb_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     received, peak = state
     inputs, keys, states, to = job
-    block = query_block(inputs, rules, strip.b, strip.h, start, sizes.N, sizes)
+    block = tokens(inputs.q, inputs.g, strip.b, strip.h, start, rules.queries, sizes.N, sizes)
     p = weights(keys, block, states, rules, strip.b, strip.h, True, MASKED, sizes)
     if to.weights is not None:
         i, j = indices(keys, block, True)
@@ -160,9 +158,9 @@ def _absorb_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes
 def columns(inputs, rules, state, to, sizes):
     """Program (strip of keys × batch · heads)."""
     strip = program_strip(rules, rules.keys, sizes.M)
-    keys = key_block(inputs, rules, strip.b, strip.h, strip.first, sizes.M, sizes)
+    keys = tokens(inputs.k, inputs.v, strip.b, strip.h, strip.first, rules.keys, sizes.M, sizes)
     none = tl.zeros((sizes.M,), sizes.FLOAT)
-    received, peak = over_queries(_absorb_queries, (none, none), (inputs, keys, state, to), rules, strip, sizes)
+    received, peak = over(_absorb_queries, (none, none), (inputs, keys, state, to), rules, strip, False, sizes)
     if to.received is not None:
         tl.store(to.received + strip.line, received, mask=strip.inside)
     if to.peak is not None:

@@ -72,9 +72,8 @@ class RuleArguments(NamedTuple):
     heads: Any
     queries: Any
     keys: Any
-    numbers: Any  # scale, softcap
-    scales: Any  # (heads,) where heads have different scales
-    softcap: Any  # whether there is one
+    scales: Any  # (heads,)
+    softcap: Any  # (1,)
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -177,16 +176,11 @@ def any_seen(rules, b, h, i, j):
 
 
 @triton.jit
-def _scale(rules, h):
-    return tl.load(rules.numbers) if rules.scales is None else tl.load(rules.scales + h)
-
-
-@triton.jit
 def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     """The logits from q·k, in nats; -inf where masked. Without MASKED, every pair must be visible."""
-    scale = _scale(rules, h)
-    if rules.softcap:
-        cap = tl.load(rules.numbers + 1)
+    scale = tl.load(rules.scales + h)
+    if rules.softcap is not None:
+        cap = tl.load(rules.softcap)
         s = tanh(scores * (scale / cap)) * cap
     else:
         s = scores * scale
@@ -209,81 +203,53 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 @triton.jit
 def score_grad(by_logit, scores, rules, h):
-    """Derivatives by q·k, from those by logits; a scale that all heads share is left to `scaled`."""
-    if not rules.softcap and rules.scales is None:
-        return by_logit
-    slope = tl.zeros_like(scores) + _scale(rules, h)  # of the logit by q·k: scale·(1 - tanh²)
-    if rules.softcap:
-        t = tanh(scores * (slope / tl.load(rules.numbers + 1)))
-        slope *= 1.0 - t * t
-    return tl.where(by_logit == 0, 0.0, by_logit * slope)
+    """Derivatives by scale·q·k, from those by logits: times 1 - tanh² under a softcap."""
+    if rules.softcap is not None:
+        t = tanh(scores * (tl.load(rules.scales + h) / tl.load(rules.softcap)))
+        by_logit = tl.where(by_logit == 0, 0.0, by_logit * (1.0 - t * t))
+    return by_logit
 
 
 @triton.jit
-def scaled(sums, rules):
-    """Sums over derivatives by q·k, with the scale that `score_grad` left out."""
-    return sums * tl.load(rules.numbers) if not rules.softcap and rules.scales is None else sums
-
-
-class Side(NamedTuple):
-    """The queries or the keys of a problem: their number, the first one's position, the step, and their lengths."""
-
-    size: Any
-    start: Any
-    step: Any
-    lengths: Any
-
-
-@triton.jit
-def key_range(rules, b, first, last, BLOCK: tl.constexpr):
+def visible_range(rules, b, first, last, KEYS: tl.constexpr, BLOCK: tl.constexpr):
     """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
 
     Keys in full_low..full_high are visible to all these queries. All four are multiples of BLOCK; queries past the end
-    do not count.
+    do not count. Without KEYS it is the range of the queries that may see keys first..last. Nothing is full where
+    content decides.
     """
-    strip = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
-    other = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
-    shift = tl.load(rules.offset + b) - rules.cols
-    return _range(rules, b, first, last, strip, other, shift, rules.left, rules.right, BLOCK)
-
-
-@triton.jit
-def query_range(rules, b, first, last, BLOCK: tl.constexpr):
-    """As key_range, for the queries that may see keys first..last."""
-    strip = Side(rules.keys, rules.cols, rules.col_step, rules.kv_lengths)
-    other = Side(rules.queries, rules.rows, rules.row_step, rules.query_lengths)
-    shift = -tl.load(rules.offset + b) - rules.rows
-    return _range(rules, b, first, last, strip, other, shift, rules.right, rules.left, BLOCK)
-
-
-@triton.jit
-def _range(rules, b, first, last, strip, other, shift, before, after, BLOCK: tl.constexpr):
-    """The range of the other side for a strip's first..last, whose positions `shift` makes the other's indices.
-
-    It reaches from `before` ahead of the first to `after` beyond the last. Nothing is full where content decides.
-    """
-    stop = tl.cdiv(other.size, BLOCK) * BLOCK
-    low, high, full_low, full_high = stop * 0, stop, stop * 0, other.size // BLOCK * BLOCK
-    last = tl.minimum(last, strip.size - 1)
-    ends = strip.start + strip.step * first, strip.start + strip.step * last
+    queries = rules.queries, rules.rows, rules.row_step, rules.query_lengths
+    keys = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
+    offset = tl.load(rules.offset + b)
+    # `shift` makes positions of the strip first..last the other's indices, which reach from `before` to `after` them
+    if KEYS:
+        strip, other, shift, before, after = queries, keys, offset - rules.cols, rules.left, rules.right
+    else:
+        strip, other, shift, before, after = keys, queries, -offset - rules.rows, rules.right, rules.left
+    strip_size, strip_start, strip_step, strip_lengths = strip
+    size, start, step, lengths = other
+    stop = tl.cdiv(size, BLOCK) * BLOCK
+    low, high, full_low, full_high = stop * 0, stop, stop * 0, size // BLOCK * BLOCK
+    last = tl.minimum(last, strip_size - 1)
+    ends = strip_start + strip_step * first, strip_start + strip_step * last
     near, far = tl.minimum(ends[0], ends[1]), tl.maximum(ends[0], ends[1])
-    if other.step == 1:
+    if step == 1:
         if after is not None:
             high = tl.minimum(high, tl.maximum(far + shift + after + 1, 0))
             full_high = tl.minimum(full_high, tl.maximum(near + shift + after + 1, 0))
         if before is not None:
             low = tl.maximum(low, tl.minimum(near + shift - before, stop))
             full_low = tl.maximum(full_low, tl.minimum(far + shift - before, stop))
-        if other.lengths is not None:
-            length = tl.maximum(tl.load(other.lengths + b) - other.start, 0)
+        if lengths is not None:
+            length = tl.maximum(tl.load(lengths + b) - start, 0)
             high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
-    if strip.lengths is not None:
-        length = tl.load(strip.lengths + b)
+    if strip_lengths is not None:
+        length = tl.load(strip_lengths + b)
         high = tl.where(near < length, high, 0)
         full_high = tl.where(far < length, full_high, 0)
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
-    if rules.content or other.step != 1:
+    if rules.content or step != 1:
         return low, low, low, high
     full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
     full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)

@@ -118,17 +118,15 @@ def rules(problem: Problem, device: torch.device) -> RuleArguments:
     bias, mask = (None if x is None else strided(x, device=device) for x in (problem.bias, problem.mask))
     segments, spans = _segments(problem), _spans(problem)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
-    constexpr, scale = language.constexpr, problem.one_scale
-    first = float(problem.scale[0]) if scale is None else scale
+    constexpr = language.constexpr
     assert offset is not None
     forbidden = problem.span_table is not None and bool(np.isneginf(problem.span_table).any())
     return RuleArguments(
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
-        numbers=sent(np.array([first, problem.softcap or 1.0]), number),
-        scales=sent(problem.scale, number) if scale is None else None,
-        softcap=constexpr(problem.softcap is not None),
+        scales=sent(problem.scale, number),
+        softcap=None if problem.softcap is None else sent(np.array([problem.softcap]), number),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,

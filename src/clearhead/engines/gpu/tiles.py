@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LOG2E, any_seen, key_range, logits, query_range
+from clearhead.engines.gpu.rules import LOG2E, any_seen, logits, visible_range
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -34,24 +34,13 @@ def load_rows(x, b, h, index, size, d, D: tl.constexpr):
 
 
 @triton.jit
-def query_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
-    """The COUNT queries from `first` on."""
+def tokens(one, other, b, h, first, size, COUNT: tl.constexpr, sizes):
+    """COUNT queries or keys, of `size`, from `first` on; `one` is q or k, `other` g or v, which a pass may not have."""
     index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
-    x = load_rows(inputs.q, b, h, index, rules.queries, sizes.d_k, sizes.DK)
+    x = load_rows(one, b, h, index, size, sizes.d_k, sizes.DK)
     y = x
-    if inputs.g is not None:
-        y = load_rows(inputs.g, b, h, index, rules.queries, sizes.d_v, sizes.DV)
-    return Tokens(x, y, index)
-
-
-@triton.jit
-def key_block(inputs, rules, b, h, first, COUNT: tl.constexpr, sizes):
-    """The COUNT keys from `first` on."""
-    index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
-    x = load_rows(inputs.k, b, h, index, rules.keys, sizes.d_k, sizes.DK)
-    y = x
-    if inputs.v is not None:
-        y = load_rows(inputs.v, b, h, index, rules.keys, sizes.d_v, sizes.DV)
+    if other is not None:
+        y = load_rows(other, b, h, index, size, sizes.d_v, sizes.DV)
     return Tokens(x, y, index)
 
 
@@ -143,22 +132,9 @@ def program_strip(rules, size, M: tl.constexpr):
 
 
 @triton.jit
-def over_keys(step: tl.constexpr, state, job, rules, strip, sizes):
-    """The state after all keys that the queries of a strip may see."""
-    ranges = key_range(rules, strip.b, strip.first, strip.last, sizes.N)
-    return _sweep(step, state, job, rules, strip, ranges, True, sizes)
-
-
-@triton.jit
-def over_queries(step: tl.constexpr, state, job, rules, strip, sizes):
-    """The state after all queries that may see the keys of a strip."""
-    ranges = query_range(rules, strip.b, strip.first, strip.last, sizes.N)
-    return _sweep(step, state, job, rules, strip, ranges, False, sizes)
-
-
-@triton.jit
-def _sweep(step: tl.constexpr, state, job, rules, strip, ranges, KEYS: tl.constexpr, sizes):
-    low, full_low, full_high, high = ranges
+def over(step: tl.constexpr, state, job, rules, strip, KEYS: tl.constexpr, sizes):
+    """The state after all keys that a strip's queries may see; without KEYS, all queries that may see its keys."""
+    low, full_low, full_high, high = visible_range(rules, strip.b, strip.first, strip.last, KEYS, sizes.N)
     for start in range(low, full_low, sizes.N):
         state = _masked(step, state, job, rules, strip, start, KEYS, sizes)
     for start in range(full_low.to(tl.int64), full_high.to(tl.int64), sizes.N):
