@@ -16,7 +16,7 @@ from terminal import call
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
     "why": (["explain", "mary had a little", "--why"], (".carried", ".map-of", "#step-way")),
-    "generated": (["explain", "humpty dumpty", "--generate", "4"], (".map-of", ".decoding")),
+    "generated": (["explain", "humpty dumpty", "--generate", "4", "--token", "3"], (".map-of", ".decoding")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
     "learn": (["learn"], ("canvas, svg",)),
     "scale": (["scale"], ("svg, canvas",)),
@@ -25,7 +25,7 @@ KEPT = """
 MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off
 rhymes save scores sink softmax sum text top values vj watch weights zero TEXT ch explain html page why FILE PAGE file
 ably all and at bird blackbird cat curl day dishy dumpty eating endoftext fall girl great had hen humpty it lamb little
-looked mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall
+looked mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall an called ches found lived sit
 """  # Latin words of Chinese pages: names, and tokens
 HAN = "[一-鿿]"
 WIDTHS = (320, 390, 768, 1280, 2560)  # 320 is 1,280 at 400 %

@@ -74,8 +74,9 @@ def test_terminal_and_json_have_numbers_of_edits_made_by_hand(tmp_path):
         for name, shares in (("before", before), ("after", after)):
             likeliest = sorted((token[name] for token in tokens), reverse=True)[:5]
             np.testing.assert_allclose(likeliest, np.sort(shares)[::-1][:5], atol=2e-5)
-        most = max(abs(token["after"] - token["before"]) for token in tokens)
-        assert most == pytest.approx(np.abs(after - before).max(), abs=4e-5)
+        moves = [abs(token["after"] - token["before"]) for token in tokens]
+        assert moves == sorted(moves, reverse=True)
+        assert moves[0] == pytest.approx(np.abs(after - before).max(), abs=4e-5)
         assert_printed(done.stdout, tokens)
 
 

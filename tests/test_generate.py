@@ -26,8 +26,6 @@ def test_what_cannot_be_generated_is_refused():
         with pytest.raises(error, match=what):
             steps_of_text("humpty dumpty", generate=count)
         assert what in call("explain", "humpty dumpty", "--generate", count).stderr
-    with pytest.raises(RuleError, match="generate and edits"):
-        steps_of_text("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
 
 
 @pytest.mark.parametrize("ids", [[], ["humpty"], [[1, 2]], [1.5], [True], [-1], [2400], 3, None])

@@ -318,9 +318,10 @@ def test_padding_is_dimmed_and_not_where_a_page_opens(running, small, pads: list
         assert state(page)["cell"].startswith(f"{last}.")
 
 
-def test_only_heads_shown_by_the_same_method_are_subtracted(running, small):
+def test_only_heads_shown_by_the_same_method_are_subtracted(running, small, monkeypatch):
     """Either both are computed or both are pictures; a small layer stored exactly has no pictures."""
     layers = [long.ShownLayer(str(index), range(H), part.part(0)) for index, part in enumerate(small)]
+    monkeypatch.setattr(long, "_PIXEL", 0.0)
     document = long.document([long.ShownRun("", layers, TOKENS)], room=2200)  # of five heads
     choices = "[...document.querySelectorAll('#other option')].map((option) => option.value)"
     with mapped(running, document, place="#at=0.0.0&cell=20.0") as page:

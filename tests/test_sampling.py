@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import clearhead as ch
 from browser import opened
 from clearhead.explaining.steps import steps_of_text
 from seeds import fresh
@@ -47,15 +46,3 @@ def test_next_tokens_at_a_random_temperature_and_count(running, tmp_path):
         before = page.locator("#temperature").input_value()
         page.keyboard.press("ArrowLeft")
         assert page.locator("#temperature").input_value() != before or float(before) == 0.1
-
-
-def test_each_run_has_its_own_logits(running, tmp_path):
-    seen = steps_of_text(TEXT, edits=ch.cut(queries="little", keys="mary", layers=[0]))
-    seen.save(tmp_path / "page.html")
-    assert seen.before is not None
-    with opened(running, tmp_path / "page.html") as page:
-        page.locator(".sampling summary").click()
-        check(page, seen.logits, 1.0, len(seen.logits))
-        page.locator("#pick-edited").click()
-        page.locator(".sampling summary").click()
-        check(page, seen.before.logits, 1.0, len(seen.before.logits))

@@ -38,14 +38,11 @@ def check(page, way):
         assert text.endswith("adds 0")
 
 
-def test_each_part_has_the_runs_number_with_and_without_edits(running):
-    seen = steps_of_text(TEXT, edits=ch.off(layers=[0], heads=[3]))
+def test_each_part_has_the_runs_number(running):
+    seen = steps_of_text(TEXT)
     with opened(running, seen.to_html(), place="#step-way") as page:
         check(page, seen.way)
         assert "␣" + seen.way.text.strip() in page.locator("#step-way-title").inner_text()
-        page.locator("#pick-edited").click()
-        page.locator("#step-way").scroll_into_view_if_needed()
-        check(page, seen.before.way)
 
 
 def test_a_next_token_opens_its_way_and_a_head_its_weights_by_keyboard(running):

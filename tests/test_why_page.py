@@ -54,7 +54,7 @@ def test_the_page_opens_with_the_head_that_did_most():
 
 
 def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
-    monkeypatch.setattr(head_steps, "_ROOM", 1)  # for one layer
+    monkeypatch.setattr(head_steps, "ROOM", 1)  # for one layer
     first = seen.heads[0].layer
     with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
         assert f"steps of layers {first}, with the 3 digits" in page.locator(".fold").first.text_content()
