@@ -25,7 +25,8 @@ KEPT = """
 MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off
 rhymes save scores sink softmax sum text top values vj watch weights zero TEXT ch explain html page why FILE PAGE file
 ably all and at bird blackbird cat curl day dishy dumpty eating endoftext fall girl great had hen humpty it lamb little
-looked mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall an called ches found lived sit
+looked mary mat nut on out outside pig put rained sat side still the then to tuffet un unbelievably wall
+an called ches found lived sit
 """  # Latin words of Chinese pages: names, and tokens
 HAN = "[一-鿿]"
 WIDTHS = (320, 390, 768, 1280, 2560)  # 320 is 1,280 at 400 %
