@@ -103,8 +103,8 @@ class Model:
     def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
         """The forward pass of a text or its ids in float32: logits by token, attention by layer, the residual stream.
 
-        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the model is
-        in edit its attention; those of `ch.watch` keep the run.
+        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the model is in
+        edit its attention; those of `ch.watch` keep the run.
         """
         decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
         inside = blocks.get(decoder, [])

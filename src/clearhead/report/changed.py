@@ -30,10 +30,11 @@ def moved(model: LanguageModel, reading: Reading, edits: Sequence[Edit], each: E
     model that says no next token.
     """
     runs = [forward_pass(model, reading.tokens, each)]
+    if runs[0].logits is None:
+        what = f"{model.name} predicts no next token, which edits could change."
+        raise RuleError(what, "with ch.change(model, edits), ch.watch(model) as seen: shows its attention with edits.")
     with change(model, list(edits)):
         runs.append(forward_pass(model, reading.tokens, each))
-    if any(run.logits is None for run in runs):
-        raise RuleError(f"{model.name} predicts no next token, which edits could change.", "ch.change runs it.")
     shares = [probabilities(run.logits[-1]) for run in runs]
     change_of = np.abs(shares[1] - shares[0])
     orders = [np.argsort(-x, kind="stable")[:_EACH] for x in (*shares, change_of)]
