@@ -256,20 +256,6 @@ def only_queries(case: Case, start: int, stop: int) -> Case:
     return replace(case, q=case.q[..., start:stop, :], rules=rules)
 
 
-def only_keys(case: Case, start: int, stop: int) -> Case:
-    """The case for keys start … stop alone: what one machine of several holds."""
-    rules = _cut(case, (slice(None), slice(start, stop)))
-    if "kv_segments" in rules:
-        rules["kv_segments"] = rules["kv_segments"][..., start:stop]
-    if "spans" in rules:
-        ours, theirs, table = rules["spans"]
-        rules["spans"] = ours, theirs[..., start:stop], table
-    if "kv_lengths" in rules:
-        rules["kv_lengths"] = np.clip(np.asarray(rules["kv_lengths"]) - start, 0, stop - start)
-    rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) - start
-    return replace(case, k=case.k[..., start:stop, :], v=case.v[..., start:stop, :], rules=rules)
-
-
 def only_batch(case: Case, place: int) -> Case:
     """One entry of the first batch axis; the axis is kept."""
     rules = _cut(case, (slice(place, place + 1), *(slice(None),) * (case.q.ndim - 1)))

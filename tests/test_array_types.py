@@ -78,12 +78,12 @@ def test_rules_may_be_tensors_too():
     np.testing.assert_array_equal(ch.attention(q, k, v, **rules).numpy(), expected)
 
 
-def test_observations_of_tensors_and_their_merges_are_tensors():
+def test_observations_of_tensors_are_tensors():
     q, k, v = (torch.from_numpy(normal(6, 4)) for i in range(3))
     wanted: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
     seen = ch.AttentionMatrix(q, k).observe(v, **wanted)
     over_queries = ch.AttentionMatrix(q, k).observe(received=True, peak=True, image=(2, 3), groups=([0] * 6, [1] * 6))
-    for each in (over_queries, over_queries.merge_queries(over_queries), seen, seen.merge_queries(seen)):
+    for each in (over_queries, seen):
         fields = [getattr(each, name) for name in each.__dataclass_fields__ if name in STATISTICS and name != "top"]
         assert all(isinstance(x, torch.Tensor) for x in (*fields, *(each.top or ())) if x is not None)
     assert seen.top is not None

@@ -1,4 +1,4 @@
-"""The exact error texts for wrong indices, products, options, edits and merges of a matrix and of its effects."""
+"""The exact error texts for wrong indices, products, options and edits of a matrix and of its effects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,6 @@ def cuts(v: Any = V, g: Any = G) -> ch.EffectMatrix:
 
 def observe(**wanted: Any) -> Callable[[], Any]:
     return lambda: A.observe(**wanted)
-
-
-def part(keys: int = 3, queries: int = 3, **wanted: Any) -> ch.Observation:
-    return ch.AttentionMatrix(np.ones((queries, 4)), np.ones((keys, 4))).observe(**wanted)
 
 
 MATRIX = "the matrix is (batch 2, heads 4, queries 6, keys 5)."
@@ -96,52 +92,6 @@ EDITS: Errors = {
     },
 }
 test_each_error_of_an_edit_has_its_exact_text = exact_texts(EDITS)
-
-
-def sunk(**wanted: Any) -> ch.Observation:
-    return matrix(sinks=0.5).observe(**wanted)
-
-
-FINAL = " over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
-FINAL += "hint: observe it from the whole matrix, or over disjoint queries and merge_queries."
-MERGES: Errors = {
-    ValueError: {
-        "a part has sinks in its denominators already: they would count twice.": lambda: sunk(
-            logsumexp=True, v=FLAT
-        ).merge_keys(part(logsumexp=True, v=FLAT)),
-        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)": lambda: part(
-            entropy=True
-        ).merge_keys(part(logsumexp=True)),
-        f"peak{FINAL}": lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
-        "the first part has sinks in its denominators, the other has not: they are not rows of the same matrix.\n\n"
-        "hint: observe both with the same sinks.": lambda: sunk(entropy=True).merge_queries(part(entropy=True)),
-        "the first part has peak, the second has not: it cannot be joined.\n\n"
-        "hint: observe both parts with peak, or neither.": lambda: part(entropy=True, peak=True).merge_queries(
-            part(entropy=True)
-        ),
-        "the parts have output (3, 4) and (3, 2): only the queries may differ.": lambda: part(v=FLAT).merge_queries(
-            part(v=FLAT[:, :2])
-        ),
-        "one part has 3 keys, the other 4: parts over queries share all keys.": lambda: part(
-            received=True
-        ).merge_queries(part(keys=4, received=True)),
-        "the images' pixels differ: 3 queries on 3 rows and 3 on 1.\n\n"
-        "hint: choose heights so that each pixel covers equally many queries, and one width.": lambda: part(
-            image=(3, 2)
-        ).merge_queries(part(image=(1, 2))),
-    },
-    IndexError: {
-        "entropy has shape (3,): a matrix of two axes is one head, with no axis to choose from.": lambda: part(
-            entropy=True
-        ).heads(0),
-        "there are no such heads: index 99 is out of bounds for axis 0 with size 4.": (
-            lambda: A.observe(entropy=True).heads(99)
-        ),
-    },
-}
-
-
-test_each_error_about_parts_has_its_exact_text = exact_texts(MERGES, works=True)
 
 
 REST: Errors = {

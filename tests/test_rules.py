@@ -203,7 +203,7 @@ def want(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def test_every_list_of_statistics_equals_the_table():
     assert [field.name for field in fields(ch.Observation)] == [
         *(array for name in STATISTICS for array in (arrays_of(name) if name == "logsumexp" else (name,))),
-        *("queries", "keys", "sinks"),
+        *("queries", "keys"),
     ]
     assert {field.name for field in fields(Wanted)} == {*STATISTICS, "of", "keep_float32"}
     assert set(Asked.__annotations__) == set(askable()) <= {*dir(ch.AttentionMatrix)}

@@ -107,7 +107,7 @@ def run(name: str, problem: Problem, *arguments: Any) -> None:
     except MemoryError:
         raise SizeError(
             "what the kernel needs to work in is larger than the machine's memory.",
-            "observe(queries=slice(0, 4096)) takes a part; merge_queries joins what parts answered.",
+            "observe(queries=slice(0, 4096)) takes a part.",
         ) from None
 
 

@@ -239,8 +239,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
             part.known_state = State(*(result.pop(name) for name in State._fields))
         if want.logsumexp:
             result |= {name: x.copy() for name, x in part.state._asdict().items()}
-        answers, sizes = part.call.give_all(result), (len(rows), problem.keys)
-        return observation(answers, *sizes, sinks=problem.sinks is not None)
+        return observation(part.call.give_all(result), len(rows), problem.keys)
 
     def logsumexp(self) -> Any:
         """L_i = ln(Σ_j exp(s_ij) + exp(sink)), (…, heads, queries), by the natural logarithm; s_ij are the logits.

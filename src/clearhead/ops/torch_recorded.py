@@ -34,7 +34,7 @@ def observe(given: Given, v: Any, asked: Mapping[str, Any], queries: slice = sli
         del answers["largest"], answers["log_sum"]
     length = x["q"].shape[-2]  # computing with it would fix a size that the compiler leaves open
     count = length if queries == slice(None) else len(range(length)[queries])
-    return observation(answers, count, x["k"].shape[-2], sinks=given.rules.get("sinks") is not None)
+    return observation(answers, count, x["k"].shape[-2])
 
 
 def mix(given: Given, v: Any) -> Tensor:

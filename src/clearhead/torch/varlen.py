@@ -105,7 +105,7 @@ def varlen_attn(
     _fill(chosen, problem, rules, (q, k, v), where, want, answers)
     results = {name: restore(x) for name, x in answers.items()}
     if asked:
-        return observation(results, len(query), int(key.shape[0]), sinks=sinks is not None)
+        return observation(results, len(query), int(key.shape[0]))
     return (results["output"], results["largest"] + results["log_sum"]) if lse else results["output"]
 
 
