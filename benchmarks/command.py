@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import peers, run, written
 from benchmarks.cases import Case, cases
 from benchmarks.groups import GROUPS
 from benchmarks.limits import READS, Limit, limits, machine, origin
-from clearhead.core.files import make_folder, write_whole
+from clearhead.core.files import write_whole
 from clearhead.digits import fixed
 from clearhead.errors import MissingExtraError, unknown
 
@@ -53,7 +54,9 @@ def bench(
             raise unknown("group", name, ("cases", *groups, *GROUPS))
         if name in GROUPS and name not in installed_too:
             raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", GROUPS[name].install)
-    folder = None if save is None else make_folder(save)
+    folder = None if save is None else Path(save)
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     result = machine(threads)
     known = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, known, threads, quick=quick)

@@ -4,9 +4,7 @@ The headers of .npz files are checked by NumPy, those of .safetensors files by t
 """
 
 import json
-import mmap
 import os
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -60,27 +58,21 @@ def npz(path: Path) -> dict[str, Array]:
 def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
     """A safetensors file's arrays and its metadata. Raises FileError where it is damaged.
 
-    Returns ({name: array}, {key: text}). Arrays share one buffer with the file's bytes where these are aligned. Arrays
-    of a dtype that NumPy lacks, such as 8-bit floats, are left out.
+    Returns ({name: array}, {key: text}). Arrays of a dtype that NumPy lacks, such as 8-bit floats, are left out.
     """
-    tensors, metadata = _tensors(path, lambda: bytearray(read_bytes(path)))
+    tensors, metadata = mapped_tensors(path)
     arrays = {name: array for name, (_, array) in tensors.items() if array is not None}
     return {name: _flags(x if x.flags.aligned else x.copy()) for name, x in arrays.items()}, metadata
 
 
-def mapped_tensors(path: str | os.PathLike[str]) -> Tensors:
-    """A safetensors file's tensors, memory-mapped: only the header is read. Raises FileError where it is damaged.
+def mapped_tensors(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, str]]:
+    """A safetensors file's tensors, memory-mapped, and its metadata. Raises FileError where it is damaged.
 
-    None stands for the numbers of a dtype that NumPy lacks.
+    The library safetensors checks the header. None stands for the numbers of a dtype that NumPy lacks.
     """
-    return _tensors(path, lambda: mapped(path))[0]
-
-
-def _tensors(path: str | os.PathLike[str], read: Callable[[], bytearray | mmap.mmap]) -> tuple[Tensors, dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; the library safetensors checks its header first."""
     from safetensors import SafetensorError, safe_open
 
-    data = read()
+    data = mapped(path)
     try:
         with safe_open(path, framework="numpy"):
             header = json.loads(data[8 : (first := 8 + int.from_bytes(data[:8], "little"))])

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from clearhead.core.room import OF_FILES, free_bytes, written
@@ -46,15 +45,6 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         name = _name(path)
         if name != STANDARD:
             _checked(name)
-
-
-def make_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder to write files into, made where it is missing. Raises FileError, before anything is computed."""
-    with _said(path, "written"):
-        folder = Path(_name(path))
-        folder.mkdir(parents=True, exist_ok=True)
-        _checked(str(folder / "a new file"))
-    return folder
 
 
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
@@ -171,29 +161,21 @@ def _name(path: str | os.PathLike[str]) -> str:
 
 def _checked(name: str) -> os.stat_result | None:
     """The status of the file to write to, None for a new file. Raises OSError where it cannot be written."""
-    old: os.stat_result | None
+    old: os.stat_result | None = None
     try:
-        old = status = os.stat(name)
+        old = os.stat(name)
     except FileNotFoundError:  # or a link to what is not there yet
-        folder = os.path.dirname(os.path.realpath(name))
-        if not stat.S_ISDIR(os.stat(folder).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         if name.endswith(("/", os.sep)):
             raise
-        old = None
-    else:
-        folder = os.path.dirname(os.path.realpath(name))
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not _allowed(name, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if (old is None or stat.S_ISREG(old.st_mode)) and not _allowed(folder, os.W_OK | os.X_OK):
+    if old is not None and not stat.S_ISREG(old.st_mode) and not stat.S_ISDIR(old.st_mode):
+        return old  # a pipe, which may wait for a reader when it is opened
+    if old is not None:
+        os.close(os.open(name, os.O_WRONLY))
+    folder = os.path.join(os.path.dirname(os.path.realpath(name)), "")
+    os.stat(folder)
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {folder}")
     return old
-
-
-def _allowed(name: str, what: int) -> bool:
-    return os.access(name, what, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _replace(name: str, old: os.stat_result | None, data: bytes) -> None:

@@ -46,12 +46,6 @@ class Statistic(NamedTuple):
     definition: str
     of: Mapping[Matrix, Any] = {"weights": None}
 
-    @property
-    def queries_axis(self) -> int | None:
-        """The axis that runs along the queries, counted from the end; None where they are reduced."""
-        places = [place for place, axis in enumerate(self.axes) if axis in ("queries", "height", "query groups")]
-        return places[0] - len(self.axes) if places else None
-
 
 class Top(NamedTuple):
     """Each query's strongest weights and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""

@@ -189,7 +189,7 @@ def stored(place: Path, config: Config) -> dict[str, Stored]:
     """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
-        for name, (kind, array) in mapped_tensors(path).items():
+        for name, (kind, array) in mapped_tensors(path)[0].items():
             if name.endswith(_BUFFERS):
                 continue
             if array is None or kind not in ("F64", "F32", "F16", "BF16"):
