@@ -40,7 +40,8 @@ ARRAYS: Errors = {
             v=torch.ones(2, 2, 5, 3, requires_grad=True)
         ),
         "k is of layout torch.sparse_coo: expected a dense tensor of numbers.\n\n"
-        "hint: k.to_dense() makes one.": attention(k=torch.ones(2, 2).to_sparse()),
+        "hint: to_dense(), dequantize(), get_data() and full_tensor() make one; "
+        "pad a nested one, and give kv_lengths.": attention(k=torch.ones(2, 2).to_sparse()),
         "q is int64: expected float64, float32, bfloat16 or float16.\n\n"
         "hint: q.astype(np.float32), or q.float() for a tensor.": attention(q=Q.astype(int)),
         "v is float32 but q is float64: q, k and v must have one dtype.": attention(v=V.astype(np.float32)),
@@ -85,8 +86,7 @@ RULES: Errors = {
         "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.": attention(
             bias=np.ones((6, 5), bool)
         ),
-        "spans[2], the table, is bool: expected a float dtype.\n\n"
-        "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.": attention(
+        "spans[2] is bool: expected numbers.\n\nhint: spans[2].astype(np.float32)": attention(
             spans=([0] * 6, [0] * 5, TABLE > 0)
         ),
         f"unknown engine `warp`.\n\nhint: Known: {', '.join(sorted(engines.NAMES))}.": attention(engine="warp"),
@@ -116,13 +116,13 @@ RULES: Errors = {
         "kv_segments has shape (2, 6): expected (batch 2, keys 5).": attention(
             query_segments=SEGMENT, kv_segments=SEGMENT
         ),
-        "spans[1], the key labels, has shape (6,): expected (batch 2, keys 5), or (keys 5) for every batch alike."
-        f"\n\n{SPANS}": attention(spans=([0] * 6, [0] * 6, TABLE)),
-        "spans[0], the query labels, goes up to 3: the table has query_spans 3, so each must be below 3.\n\n"
+        "spans[1] has shape (6,): expected (batch 2, keys 5).": attention(spans=([0] * 6, [0] * 6, TABLE)),
+        "spans[0] goes up to 3: the table has query_spans 3, so each must be below 3.\n\n"
         "hint: a label below 0 adds nothing.": attention(spans=([0, 1, 2, 3, 2, 1], [0] * 5, TABLE)),
-        "spans[2], the table, has shape (2,): expected (query_spans, "
-        f"key_spans), or one per head.\n\n{SPANS}": attention(spans=([0] * 6, [0] * 5, TABLE[0])),
-        "spans[2], the table, holds NaN or +inf: expected finite numbers, or -inf, which forbids.": attention(
+        f"spans[2] has shape (2,): expected (query_spans, key_spans), or one per head.\n\n{SPANS}": attention(
+            spans=([0] * 6, [0] * 5, TABLE[0])
+        ),
+        "spans[2] holds NaN or +inf: expected finite numbers, or -inf, which forbids.": attention(
             spans=([0] * 6, [0] * 5, TABLE * np.nan)
         ),
     },

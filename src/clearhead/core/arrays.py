@@ -136,12 +136,6 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), as_tensor
-    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
-    if tracer is not None and isinstance(x, tracer):
-        raise DtypeError(
-            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
-            "Call it outside of the transformed function, on plain arrays.",
-        )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
@@ -246,23 +240,19 @@ def check_tensor(x: Any, name: str) -> None:
             f"torch.jit.trace would record what comes of {name} as a constant.",
             "torch.export.export records attention as an operator, and so does torch.compile.",
         )
-    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    masked = getattr(sys.modules.get("torch.masked"), "MaskedTensor", ())
-    pad = "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths."
-    for odd, what, hint in (
-        (
-            torch.nn.parameter.is_lazy(x),
-            "a parameter that has no shape yet",
-            "a lazy module makes it when it first runs.",
-        ),
-        (x.is_quantized, "quantised", f"{name}.dequantize()"),
-        (x.is_nested, "a nested tensor", pad),
-        (isinstance(x, distributed), "a DTensor", f"where q is one too, attention and A.observe take {name}."),
-        (isinstance(x, masked), "a masked tensor, and its mask is not read", f"{name}.get_data(), and mask=…"),
-        (x.layout != torch.strided, f"of layout {x.layout}", f"{name}.to_dense() makes one."),
-    ):
-        if odd:
-            raise DtypeError(f"{name} is {what}: expected a dense tensor of numbers.", hint)
+    what = _STRANGE.get(type(x).__name__, "quantised" if x.is_quantized else "")
+    if x.is_nested or x.layout != torch.strided:
+        what = "a nested tensor" if x.is_nested else f"of layout {x.layout}"
+    if what:
+        raise DtypeError(f"{name} is {what}: expected a dense tensor of numbers.", _DENSE)
+
+
+_STRANGE = {
+    "DTensor": "a DTensor",
+    "MaskedTensor": "a masked tensor, and its mask is not read",
+    "UninitializedParameter": "a parameter that has no shape yet",
+}
+_DENSE = "to_dense(), dequantize(), get_data() and full_tensor() make one; pad a nested one, and give kv_lengths."
 
 
 def same(array: Array) -> Array:

@@ -149,10 +149,15 @@ def within_range(added: Array) -> Array:
 def read_numbers(name: str, value: Any) -> Array:
     """Read an array of real numbers of any dtype, for computations in float64. Raises DtypeError or SizeError."""
     array: Array = as_array(value, name)[0]
+    check_numbers(name, array)
+    return array
+
+
+def check_numbers(name: str, array: Array) -> None:
+    """Raise DtypeError unless these are real numbers, SizeError where they exceed free memory in float64."""
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
     check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
-    return array
 
 
 def check_probability(name: str, value: Any) -> None:
@@ -273,8 +278,7 @@ def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     array, heads = as_rule_array(value, name), sizes.heads
     if array.shape != (heads,) and (sizes.prefix or array.ndim):
         raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
-    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
+    check_numbers(name, array)
     numbers = array.reshape(heads).astype(np.float64)
     none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
     if not (np.isfinite(numbers) | none).all():
@@ -313,7 +317,8 @@ def as_int64(name: str, array: Array) -> Array:
     return array.astype(np.int64)
 
 
-def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
+def read_wholes(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
+    """Read whole numbers that broadcast to `shape`, as int64. Raises DtypeError, ShapeError, RuleError or SizeError."""
     array = as_rule_array(value, name)
     if array.dtype.kind not in "iu" and array.size:
         raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
@@ -328,7 +333,7 @@ def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -
 def read_lengths(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one length per batch entry, (batch,), as int64. Raises RuleError unless each lies within the sequence."""
     of, most = _side(name, sizes)
-    lengths = _whole(name, value, sizes.lead, ("batch",)).reshape(-1)
+    lengths = read_wholes(name, value, sizes.lead, ("batch",)).reshape(-1)
     if ((lengths < 0) | (lengths > most)).any():
         raise RuleError(f"{name} is {shown(lengths.tolist())}: each must lie between 0 and the number of {of}, {most}.")
     return lengths
@@ -337,7 +342,7 @@ def read_lengths(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
 def read_segments(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     """Read one label per token, (batch, tokens), as int64. Raises DtypeError or ShapeError."""
     axis, size = _side(name, sizes)
-    return _whole(name, value, (*sizes.lead, size), ("batch", axis)).reshape(prod(sizes.lead), size)
+    return read_wholes(name, value, (*sizes.lead, size), ("batch", axis)).reshape(prod(sizes.lead), size)
 
 
 def _side(name: str, sizes: Extent) -> tuple[str, int]:
@@ -357,7 +362,7 @@ def read_offset(name: str, value: Any, sizes: Extent, before: Fields) -> Array:
             f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns the "
             "last query with the last key (FlashAttention, a key-value cache).",
         )
-    offset = _whole(name, 0 if value is None else value, sizes.lead, ("batch",)).reshape(-1)
+    offset = read_wholes(name, 0 if value is None else value, sizes.lead, ("batch",)).reshape(-1)
     if (offset > FAR).any() or (offset < -FAR).any():
         raise RuleError(expected(name, value, "positions between -2^53 and 2^53"))
     return offset

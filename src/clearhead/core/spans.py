@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_rule_array, broadcast
+from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array, named
 from clearhead.core.namespace import namespace, take
-from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import as_int64, spread, within_range
-from clearhead.errors import DtypeError, RuleError, ShapeError, expected
+from clearhead.core.rule_values import check_numbers, read_wholes, spread, within_range
+from clearhead.errors import RuleError, ShapeError, expected
 
 TABLE = ("batch", "heads", "query_spans", "key_spans")
-_TABLE = "spans[2], the table,"
-_SIDES = (("queries", "spans[0], the query labels,"), ("keys", "spans[1], the key labels,"))
+_TABLE = "spans[2]"
 _HINT = "spans=(query_spans, key_spans, table): a label per query, a label per key, and what each pair of labels adds."
 
 
@@ -49,34 +47,24 @@ def read_spans(value: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> t
 
 
 def _read_labels(place: int, value: Any, shape: tuple[int, ...], most: int) -> Array:
-    axis, name = _SIDES[place]
-    array = as_rule_array(value, f"spans[{place}]")
-    if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.", _HINT)
-    if array.shape not in (shape, shape[-1:]):
-        one = f", or {named(shape[-1:], (axis,))} for every batch alike" if len(shape) > 1 else ""
-        raise ShapeError(f"{name} has shape {array.shape}: expected {named(shape, ('batch', axis))}{one}.", _HINT)
-    labels = as_int64(f"spans[{place}]", array)
+    name = f"spans[{place}]"
+    labels = np.maximum(read_wholes(name, value, shape, ("batch", ("queries", "keys")[place])), -1)
     if (labels >= most).any():
         raise RuleError(
             f"{name} goes up to {labels.max()}: the table has {TABLE[place + 2]} {most}, so each must be below {most}.",
             "a label below 0 adds nothing.",
         )
-    labels = np.maximum(labels, -1).reshape(prod(array.shape[:-1]), shape[-1])
-    return broadcast(labels, (prod(shape[:-1]), shape[-1]))
+    return labels.reshape(prod(shape[:-1]), shape[-1])
 
 
 def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
-    array = as_rule_array(value, "spans[2]")
-    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        hint = "np.where(may_attend, 0.0, -np.inf) makes a table of True and False." if array.dtype == bool else _HINT
-        raise DtypeError(f"{_TABLE} is {array.dtype}: expected a float dtype.", hint)
+    array = as_rule_array(value, _TABLE)
+    check_numbers(_TABLE, array)
     if array.ndim < 2:
         raise ShapeError(
             f"{_TABLE} has shape {array.shape}: expected (query_spans, key_spans), or one per head.", _HINT
         )
     shape = (*prefix, *array.shape[-2:])
-    check_room("spans[2] in float64", array_bytes(array.shape, 8), "fewer labels make a smaller table.")
     numbers = array.astype(np.float64)
     if not (numbers < np.inf).all():
         raise RuleError(f"{_TABLE} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")

@@ -7,7 +7,6 @@ memory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from clearhead.core.namespace import numbers_like
 from clearhead.core.rules import RULES, take
 
 Rules = dict[str, Any]
-_MANY = 2**16  # more combinations of labels than this are sorted, not counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +94,12 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
 
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
-    sizes = [int(side.max()) + 2 for side in sides]
-    if prod(sizes) > _MANY:
-        stacked = np.stack(np.broadcast_arrays(*sides))
-        pairs, index = np.unique(stacked.reshape(len(sides), -1), axis=1, return_inverse=True)
-        return index.reshape(stacked.shape[1:]), list(pairs)
-    codes = np.ravel_multi_index(tuple(side + 1 for side in sides), sizes)
-    used = np.zeros(prod(sizes), bool)
-    used[codes] = True
-    present = np.unravel_index(np.flatnonzero(used), sizes)
-    return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in present]
+    sides = np.broadcast_arrays(*sides)
+    index, first = np.zeros(sides[0].shape, np.int64), np.zeros(1, np.int64)
+    for side in sides:
+        codes = index.reshape(side.shape) * (side.max() + 2) + side + 1
+        _, first, index = np.unique(codes, return_index=True, return_inverse=True)
+    return index.reshape(sides[0].shape), [side.reshape(-1)[first] for side in sides]
 
 
 def _cat(labels: Sequence[Array]) -> Array:
