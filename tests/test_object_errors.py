@@ -79,10 +79,6 @@ EDITS: Errors = {
         "cut has neither queries nor keys: no weight would be left.\n\nhint: A.cut(keys=0)": lambda: A.cut(),
         f"by is -inf: expected a finite number.{AWAY}": lambda: A.boost(0, by=-np.inf),
         f"t is 0.0: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(0),
-        "t is [1.0, 2.0], and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.\n\n"
-        "hint: give all heads the same t, or A.part(batch, head).tempered(t): one head's matrix.": lambda: (
-            ch.AttentionMatrix(np.ones((2, 3, 4)), np.ones((2, 3, 4)), softcap=5.0).tempered([1.0, 2.0])
-        ),
     },
     IndexError: {
         f"keys is 5: {FORMS}index 5 is out of bounds for axis 0 with size 5.": lambda: A.cut(keys=5),

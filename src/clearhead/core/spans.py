@@ -5,6 +5,7 @@ logit of query i and key j gains span_table[query_spans[i], key_spans[j]]; -inf 
 Everything here reads the labels and the table only, so a forbidden block is known before any score is computed.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -28,7 +29,7 @@ def parts_of(value: Any) -> tuple[Any, Any, Any]:
     return value[0], value[1], value[2]
 
 
-def read_spans(value: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> tuple[Array, Array, Array]:
+def read_spans(value: Any, prefix: tuple[int, ...], sizes: Sequence[int]) -> tuple[Array, Array, Array]:
     """Read (query_spans, key_spans, table) as labels (batch, queries), (batch, keys) and a table (batch, heads, …).
 
     prefix    the caller's axes before queries: (…, heads), or () where there is one head

@@ -5,7 +5,6 @@ logits/t are those of rules whose numbers are divided by t. So q and k are share
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
 from clearhead.core.namespace import astype, dtype_name, namespace, numbers_like
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rule_values import Extent, has_axes, is_whole, read_heads, read_number
+from clearhead.core.rule_values import Extent, is_whole, read_number
 from clearhead.core.rules import RULES, Rules
 from clearhead.core.spans import parts_of, read_spans
 from clearhead.core.torch_state import graphed, ungraphed
@@ -41,7 +40,7 @@ class Editable:
         """These queries no longer see these keys: logit_ij = -∞, and what is left of each row is normalised anew.
 
         queries   None for all; a position, or several in a list or an array of one axis, negative ones counted from the
-                  end; a slice; bool (queries,), or bool (…, queries) with a row for each batch
+                  end; a slice; bool (queries,)
         keys      the same of the keys; queries or keys must be given
 
         Returns a matrix of the same q, k, engine and threads; its log-sum-exp is its own, also where A's was given. A
@@ -83,42 +82,40 @@ class Editable:
         amount = _number("by", by, hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
-    def tempered(self, t: Any) -> Self:
+    def tempered(self, t: float) -> Self:
         """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
 
-        t   a number above 0 (1e-30 to 1e30), or one for each head, (heads,)
+        t   a number above 0 (1e-30 to 1e30)
 
         Returns a matrix as `cut` does. Everything that makes a logit is divided: scale, softcap, bias, alibi_slopes,
         spans and sinks, those of earlier edits too; later ones add to logits/t. Where A has a bias, bias/t is computed
-        and stored: as large as the bias given, once for each head where t differs. A finite number stays one, the
-        largest of its dtype if need be.
+        and stored, as large as the bias given. A finite number stays one, the largest of its dtype if need be.
 
-        Raises RuleError for another value of t, one that scale or softcap cannot be divided by, or one per head where A
-        has a softcap; ShapeError or DtypeError for an array of something else, SizeError where bias/t does not fit in
-        memory. O(1) time and memory beyond the rules' own.
+        Raises RuleError for another value of t, or one that scale or softcap cannot be divided by; SizeError where
+        bias/t does not fit in memory. O(1) time and memory beyond the rules' own.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.eye(2), np.eye(2), scale=1.0).tempered(0.5)
         >>> A[0].round(3), A
         (array([0.881, 0.119]), AttentionMatrix(queries 2, keys 2) float64, never stored, after tempered(0.5))
         """
-        numbers = _read_t(t, self.shape[:-2])
-        words = shown(numbers.tolist()) if has_axes(t) else float(t)
-        return self._edited(f"tempered({words})", lambda q, rules: divided(rules, numbers, q))
+        number = _number("t", t, _T)
+        if not SMALLEST_T <= number <= 1 / SMALLEST_T:
+            raise RuleError(f"t is {number}: expected a number above 0, from 1e-30 to 1e30.", _T)
+        return self._edited(f"tempered({number})", lambda q, rules: divided(rules, np.array([number]), q))
 
     def _added(self, name: str, queries: Any, keys: Any, amount: float, **more: Any) -> Self:
-        *prefix, rows, columns = self.shape
-        lead = tuple(prefix[:-1])
-        sides = {"queries": (queries, rows), "keys": (keys, columns)}
-        chosen = {side: _chosen(side, value, size, lead) for side, (value, size) in sides.items()}
-        said = [f"{side}={_in_words(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
+        sizes, said, labels = self.shape[-2:], [], []
+        for side, value, size in (("queries", queries, sizes[0]), ("keys", keys, sizes[1])):
+            chosen = _chosen(side, value, size)
+            said += [] if value is None else [f"{side}={_in_words(value, chosen)}"]
+            labels.append(np.where(chosen, 0, -1)[None])
         words = f"{name}({', '.join(said + [f'{one}={value}' for one, value in more.items()])})"
-        labels = {side: np.where(yes, 0, -1) for side, yes in chosen.items()}
-        term = SpanTerm(labels["queries"], labels["keys"], np.full((1, 1, 1, 1), amount))
-        return self._edited(words, lambda q, rules: with_term(rules, term, q, (rows, columns)))
+        term = SpanTerm(labels[0], labels[1], np.full((1, 1, 1, 1), amount))
+        return self._edited(words, lambda q, rules: with_term(rules, term, q, sizes))
 
 
-def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> Rules:
+def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, ...]) -> Rules:
     """The rules with one more term of `spans`."""
     prefix = tuple(q.shape[:-2])
     before = [] if rules.get("spans") is None else [_term_of(rules["spans"], prefix, sizes)]
@@ -132,7 +129,7 @@ def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> R
 
 
 def divided(rules: Rules, t: Array, q: Any) -> Rules:
-    """The rules whose logits are those of `rules` over t, (heads,)."""
+    """The rules whose logits are those of `rules` over t, (heads,) or (1,)."""
     if (t == 1).all():
         return rules
     by = t[:1] if (t == t[0]).all() else t
@@ -144,7 +141,8 @@ def divided(rules: Rules, t: Array, q: Any) -> Rules:
 
 
 def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
-    sizes = _extent(tuple(q.shape[:-2]), q.shape[-1])
+    prefix = tuple(q.shape[:-2])
+    sizes = Extent(prefix, prefix[-1] if prefix else 1, 0, 0, q.shape[-1], "cpu")
     with ungraphed(), np.errstate(over="ignore"):
         numbers = RULES[name].read(name, value, sizes, {}) / t
     return float(numbers[0]) if (numbers == numbers[0]).all() else numbers
@@ -154,7 +152,7 @@ def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
     if len(t) > 1:
         raise RuleError(
             f"t is {shown(t.tolist())}, and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.",
-            "give all heads the same t, or A.part(batch, head).tempered(t): one head's matrix.",
+            "give all heads the same t.",
         )
     return float(value) / float(t[0])
 
@@ -182,7 +180,7 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
     return namespace(x).where(namespace(x).isinf(x), x, result)
 
 
-def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> SpanTerm:
+def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, ...]) -> SpanTerm:
     """A rule's value as a term: labels (batch, …), and a table with 1 where all batches or heads share it."""
     *labels, table = parts_of(spans)
     recorded = graphed(table)
@@ -199,22 +197,6 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> Spa
     return SpanTerm(queries, keys, wide.reshape(numbers.shape))
 
 
-def _extent(prefix: tuple[int, ...], d_k: int = 0) -> Extent:
-    return Extent(prefix, prefix[-1] if prefix else 1, 0, 0, d_k, "cpu")
-
-
-def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:
-    """The number for each head, (heads,)."""
-    sizes = _extent(prefix)
-    with ungraphed():
-        several = read_heads("t", value, sizes, {}) if has_axes(value) else None
-    numbers = np.full(sizes.heads, _number("t", value, _T)) if several is None else several
-    if not ((numbers >= SMALLEST_T) & (numbers <= 1 / SMALLEST_T)).all():
-        wrong = numbers[0] if several is None else shown(numbers.tolist())
-        raise RuleError(f"t is {wrong}: expected a number above 0, from 1e-30 to 1e30.", _T)
-    return numbers
-
-
 def _number(name: str, value: Any, hint: str) -> float:
     if value is None:
         raise RuleError(f"{name} is None: expected a number.", hint)
@@ -224,24 +206,21 @@ def _number(name: str, value: Any, hint: str) -> float:
         raise RuleError(error.what, hint) from None
 
 
-def _chosen(name: str, value: Any, size: int, lead: tuple[int, ...]) -> Array:
-    """Which of the positions 0 … size-1 are chosen, bool (batch, size); (1, size) where that holds for every batch.
+def _chosen(name: str, value: Any, size: int) -> Array:
+    """Which of the positions 0 … size-1 are chosen, bool (size,).
 
     Raises SelectionError for a value that is no index of one axis, and for one that chooses nothing.
     """
     if value is None:
-        return np.ones((1, size), bool)
-    flags, index = np.zeros((1, size), bool), value
+        return np.ones(size, bool)
+    flags, index = np.zeros(size, bool), value
     if not isinstance(value, slice):
         index = as_rule_array([*value] if isinstance(value, range) else value, name)
-        if index.dtype.kind == "b" and index.shape == (*lead, size):
-            flags, index = index.reshape(prod(lead), size), slice(0)
-        elif not index.size:
-            index = slice(0)
-        elif not index.ndim and index.dtype.kind == "b":  # which NumPy takes for an index of all
-            index = None
+        index = index if index.size else slice(0)
     try:
-        flags[0][index if index is not None else str(value)] = True
+        if getattr(index, "shape", None) == () and index.dtype.kind == "b":
+            raise TypeError("one True or False is no position")  # NumPy takes it for an index of all
+        flags[index] = True
     except (IndexError, TypeError, ValueError) as error:
         wanted = f"a position, a list of positions, a slice, or True and False for each of {size}"
         raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", f"NumPy says: {error}.") from None
@@ -251,16 +230,11 @@ def _chosen(name: str, value: Any, size: int, lead: tuple[int, ...]) -> Array:
 
 
 def _in_words(value: Any, chosen: Array) -> str:
-    """What was given as one writes it in an index, such as 4:8 or [0, 3]; many positions as their number.
-
-    chosen   what `_chosen` read
-    """
+    """What was given as one writes it in an index, such as 4:8 or [0, 3]; many positions as their number."""
     if isinstance(value, slice):
         sides = (value.start, value.stop) if value.step is None else (value.start, value.stop, value.step)
         return ":".join("" if side is None else str(side) for side in sides)
     if is_whole(value):
         return str(value)
-    places = np.flatnonzero(chosen)
-    if len(chosen) == 1 and len(places) <= 8:
-        return str(places.tolist())
-    return f"{len(places)} of {chosen.shape[1] if len(chosen) == 1 else chosen.shape}"
+    places = np.flatnonzero(chosen).tolist()
+    return str(places) if len(places) <= 8 else f"{len(places)} of {len(chosen)}"

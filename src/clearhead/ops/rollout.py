@@ -6,26 +6,25 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.arrays import as_host_array, to_device_of
-from clearhead.core.rule_values import read_number, read_place
-from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+from clearhead.core.rule_values import read_place
+from clearhead.errors import DtypeError, ShapeError, shown
 from clearhead.ops.matrix import AttentionMatrix
 
 
-def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float = 0.5) -> Any:
+def rollout(matrices: Sequence[AttentionMatrix], *, query: int) -> Any:
     """Follow one token's attention from the last layer back to the first.
 
-    r ← residual·r + (1 - residual)·mean over heads of Aᵀ·r, from the last matrix to the first, starting at the query's
-    unit vector: one row of Π_l (residual·I + (1 - residual)·mean_h A_l), without any product of matrices.
+    r ← (r + mean over heads of Aᵀ·r)/2, from the last matrix to the first, starting at the query's unit vector: one row
+    of Π_l (I + mean_h A_l)/2, without any product of matrices. The half is the residual connection's.
 
     matrices   one per layer, first layer first, each (…, heads, n, n) over the same tokens; of a watched run
                [seen.matrix(layer) for layer in seen.layers]
     query      the token to follow, negative counts from the end
-    residual   the share that takes the residual connection past the attention, 0 to 1
 
     Returns (…, n), in the matrices' dtype and kind: each input token's share in the followed token; it sums to 1 if
     every row of every matrix does (a row without visible keys, or with a sink, does not).
     Raises DtypeError unless `matrices` is a list or tuple of AttentionMatrix; ShapeError when it is empty or the layers
-    differ in tokens; SelectionError for a query outside them; RuleError for a residual outside 0 to 1.
+    differ in tokens; SelectionError for a query outside them.
     O(layers·heads·n²·d_k) time, O(n) memory.
     Source: Abnar & Zuidema 2020, section 3.
 
@@ -39,9 +38,6 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
         raise DtypeError(f"matrices is {shown(matrices)}: expected a list of AttentionMatrix, one per layer.", hint)
     if not matrices:
         raise ShapeError("rollout needs at least one matrix.", hint)
-    residual = read_number("residual", residual, 0.5)
-    if not 0 <= residual <= 1:
-        raise RuleError(f"residual is {residual}: expected a share between 0 and 1.")
     n = matrices[0].shape[-1]
     for layer, matrix in enumerate(matrices):
         if matrix.shape[-2:] != (n, n) or matrix.shape[:-3] != matrices[0].shape[:-3]:
@@ -57,6 +53,6 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
         passed = as_host_array(matrix.T @ to_device_of(shared, matrix.call.q), "product")[0].reshape(
             *flow.shape[:-3], -1, n, 1
         )
-        flow = residual * flow + (1 - residual) * passed.mean(axis=-3, keepdims=True)
+        flow = (flow + passed.mean(axis=-3, keepdims=True)) / 2
     first = matrices[0].call
     return first.restore(to_device_of(flow[..., 0, :, 0].copy(), first.q))
