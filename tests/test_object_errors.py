@@ -43,7 +43,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
     },
     TypeError: {
         f"v is int64: {FLOAT}": lambda: A @ np.ones(5, int),
-        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.": [
+        "query_groups is float64: expected whole numbers.": [
             observe(groups=(np.zeros(6), LABELS[1])),
         ],
         "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, strongest, top.": lambda: (
@@ -62,7 +62,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         "entropy is 1: expected True or False.": observe(entropy=1),
         f"top is 0: {WHOLE}top=8": observe(top=0),
         "image is 64: expected (height, width) in pixels.\n\nhint: image=(256, 256)": observe(image=64),
-        "key_groups has shape (6,): expected (5,), one label per token.": [
+        "key_groups has shape (6,): expected (batch 2, keys 5).": [
             observe(groups=(LABELS[0], LABELS[0])),
             lambda: cuts().groups(LABELS[0], LABELS[0]),
         ],

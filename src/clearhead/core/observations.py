@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from clearhead.core import room
-from clearhead.core.arrays import FLOATS, as_array, as_rule_array, autocast, broadcast, statistics_dtype
+from clearhead.core.arrays import FLOATS, as_array, autocast, broadcast, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import as_int64, read_flag, whole_number
+from clearhead.core.rule_values import read_flag, read_wholes, whole_number
 from clearhead.core.statistics import (
     PER_QUERY,
     STATISTICS,
@@ -136,22 +136,16 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 def read_groups(problem: Problem, value: Any) -> Groups:
     """Read (query_groups, key_groups): one label per token, below 0 for none. Raises as `wanted`."""
-    sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
-    queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
+    sides = []
+    for axis, given in zip(("queries", "keys"), value, strict=True):
+        name = "query_groups" if axis == "queries" else "key_groups"
+        size = getattr(problem, axis)
+        labels = read_wholes(name, given, (*problem.prefix[:-1], size), ("batch", axis)).reshape(problem.batch, size)
+        if labels.max(initial=-1) >= max(size, 1 << 20):
+            raise RuleError(f"{name} goes up to {labels.max()}: labels are 0, 1, 2, …, one per group.")
+        sides.append(labels)
+    queries, keys = sides
     return queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1)
-
-
-def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:
-    labels = as_rule_array(value, name)
-    if labels.dtype.kind not in "iu" and labels.size:
-        raise DtypeError(f"{name} is {labels.dtype}: expected whole numbers, one label per token, below 0 for none.")
-    lead = problem.prefix[:-1]
-    if labels.shape not in ((size,), (*lead, size)):
-        raise ShapeError(f"{name} has shape {labels.shape}: expected ({size},), one label per token.")
-    spread = np.broadcast_to(as_int64(name, labels), (*lead, size)).reshape(problem.batch, size)
-    if spread.max(initial=-1) >= max(size, 1 << 20):
-        raise RuleError(f"{name} goes up to {spread.max()}: labels are 0, 1, 2, …, one per group.")
-    return spread
 
 
 def operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int, ...]) -> tuple[Array, bool]:
