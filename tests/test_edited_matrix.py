@@ -233,16 +233,6 @@ def test_an_edit_shares_q_and_k_and_computes_nothing(kind: str, monkeypatch: pyt
     assert type(matrix.logsumexp()) is type(local[0])
 
 
-def test_edits_have_as_many_labels_as_combinations():
-    matrix = ch.AttentionMatrix(np.ones((64, 2)), np.ones((64, 2)))
-    for _ in range(5):
-        matrix = matrix.boost(slice(10, 20), by=0.5, queries=slice(30)).cut(slice(10), slice(10))
-    problem = matrix.call.problem
-    assert problem.span_table.shape[2:] == (3, 3)
-    assert sorted(np.unique(problem.span_table)) == [-np.inf, 0.0, 2.5]
-    assert matrix.logsumexp()[5] == pytest.approx(np.log(10 * np.exp(2.5) + 44) + np.sqrt(2), abs=1e-9)
-
-
 def test_a_given_logsumexp_is_not_that_of_an_edited_matrix():
     rng = fresh()
     q, k = (rng.standard_normal((9, 4)) for _ in range(2))

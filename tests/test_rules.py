@@ -234,15 +234,6 @@ def test_an_engine_refuses_an_undeclared_statistic_by_name(engine: str, want: Wa
         matrix.observe(v, entropy=True, **{NAME: True})
 
 
-def test_where_no_engine_can_the_error_gives_the_reason_of_each(want: Wanted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CLEARHEAD_ENGINE", raising=False)
-    q, k, _ = narrow_arrays()
-    matrix: Any = ch.AttentionMatrix(q, k)
-    with pytest.raises(EngineError) as error:
-        matrix.observe(**{NAME: True})
-    assert str(error.value).count(f"does not compute {NAME}") == len(engines.NAMES)
-
-
 @pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
 def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.MonkeyPatch):
     q, k, v = narrow_arrays()

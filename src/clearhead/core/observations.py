@@ -137,8 +137,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 def read_groups(problem: Problem, value: Any) -> Groups:
     """Read (query_groups, key_groups): one label per token, below 0 for none. Raises as `wanted`."""
     sides = []
-    for axis, given in zip(("queries", "keys"), value, strict=True):
-        name = "query_groups" if axis == "queries" else "key_groups"
+    for name, axis, given in zip(("query_groups", "key_groups"), ("queries", "keys"), value, strict=True):
         size = getattr(problem, axis)
         labels = read_wholes(name, given, (*problem.prefix[:-1], size), ("batch", axis)).reshape(problem.batch, size)
         if labels.max(initial=-1) >= max(size, 1 << 20):
