@@ -168,8 +168,6 @@ def test_nonfinite_weights_are_stored_as_nonfinite():
         finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
         assert layer["largest"]["most"][0] == pytest.approx(finite.max())
         assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
-        png = part.to_png()
-        assert png.startswith(b"\x89PNG")
         assert "nan" in part.to_svg()
 
 

@@ -77,15 +77,6 @@ class Display:
         text: str = load("view.display").svg_of(self, head, layer, batch, tokens, source_tokens)
         return text
 
-    def to_png(self, head: int = 0, *, layer: int | str = 0, batch: int = 0, cell: int = 1) -> bytes:
-        """One head's weights (queries, keys) as PNG bytes, cell × cell pixels for each weight.
-
-        Above 512 queries or keys, pixels show their largest weight. Raises SelectionError when there is no such layer,
-        head or batch item.
-        """
-        data: bytes = load("view.display").png_of(self, head, layer, batch, cell)
-        return data
-
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle: dict[str, str] = load("view.display").bundle_of(self)
         return bundle

@@ -57,8 +57,7 @@ def svg_of(
 
 
 def png_of(seen: Display, head: int, layer: int | str, batch: int, cell: int) -> bytes:
-    """One head's weights as PNG bytes. Raises as `Display.to_png`."""
-    whole_number("cell", cell, 1, hint="cell=8")
+    """One head's weights as PNG bytes, cell × cell pixels for each weight. Raises as `Display.to_svg`."""
     weights, masked, _, high, *_ = _cells(seen, layer, head, batch, PNG_SIDE)
     return images.png(weights, masked, cell, high)
 
