@@ -22,7 +22,7 @@ from clearhead.core.effects import Others
 from clearhead.core.namespace import astype, beside, dtype_name, largest, namespace, ranked, still, surely_finite, take
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
-from clearhead.core.rule_values import MOST_ADDED
+from clearhead.core.rule_values import MOST_ADDED, limited
 from clearhead.core.rules import EVERYWHERE, check_supported
 from clearhead.core.spans import added
 from clearhead.core.state import State
@@ -173,12 +173,6 @@ def over_heads(x: Any, heads: int) -> Any:
     group = heads // max(1, few)
     spread = namespace(x).broadcast_to(x[..., None, :, :], (*lead, few, group, tall, wide))
     return spread.reshape(*lead, few * group, tall, wide)
-
-
-def limited(x: Any) -> Any:
-    """Numbers beyond ±2^127 count as that, so that two of them can be added in float32; infinities stay."""
-    xp = namespace(x)
-    return xp.where(xp.isinf(x), x, xp.clip(x, -MOST_ADDED, MOST_ADDED))
 
 
 # What is observed of a matrix, per query (…, heads, rows), per key (…, heads, keys), or as a picture

@@ -4,17 +4,17 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, as_rule_array, broadcast
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
+from clearhead.core.namespace import namespace
 from clearhead.core.room import array_bytes, check_room
 from clearhead.errors import (
     ClearheadError,
     DtypeError,
-    FileError,
     RuleError,
     SelectionError,
     ShapeError,
@@ -92,15 +92,9 @@ def layer_name(layer: Any, names: Sequence[str]) -> str:
 
 
 def read_path(value: Any) -> str | os.PathLike[str]:
-    """Read the name of a file. Raises DtypeError for anything but text, FileError for a name that no file can have."""
+    """Read the name of a file. Raises DtypeError for anything but text."""
     if not isinstance(value, (str, os.PathLike)):
         raise DtypeError(expected("path", value, "the name of a file, as text"), 'path="page.html"')
-    try:
-        zero = b"\0" in os.fsencode(value)
-    except UnicodeEncodeError:
-        zero = True
-    if zero:
-        raise FileError(f"path is {shown(value)}: no file can be called so.")
     return value
 
 
@@ -140,10 +134,10 @@ def check_size(name: str, numbers: Array | float, *, divides: bool = False) -> N
         raise RuleError(f"{name} goes down to {least:g}: expected 1e-30 or more in size.", _HINT)
 
 
-def within_range(added: Array) -> Array:
-    """What a rule adds to scores, in float64: numbers beyond ±2^127 count as that, infinities stay."""
-    numbers = added.astype(np.float64)
-    return np.where(np.isinf(numbers), numbers, np.clip(numbers, -MOST_ADDED, MOST_ADDED))
+def limited(x: Any) -> Any:
+    """Numbers beyond ±2^127 count as that, so that two of them can be added in float32; infinities stay."""
+    xp = namespace(x)
+    return xp.where(xp.isinf(x), x, xp.clip(x, -MOST_ADDED, MOST_ADDED))
 
 
 def read_numbers(name: str, value: Any) -> Array:
@@ -284,7 +278,7 @@ def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     if not (np.isfinite(numbers) | none).all():
         raise RuleError(expected(name, numbers.tolist(), "finite numbers"))
     if name == "sinks":
-        return within_range(numbers)
+        return cast("Array", limited(numbers))
     if name in ("scale", "alibi_slopes"):
         check_size(name, numbers, divides=name == "scale")
     return numbers

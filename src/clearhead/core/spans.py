@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.core.arrays import as_rule_array
 from clearhead.core.axes import Array, named
 from clearhead.core.namespace import namespace, take
-from clearhead.core.rule_values import check_numbers, read_wholes, spread, within_range
+from clearhead.core.rule_values import check_numbers, limited, read_wholes, spread
 from clearhead.errors import RuleError, ShapeError, expected
 
 TABLE = ("batch", "heads", "query_spans", "key_spans")
@@ -70,7 +70,7 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
     if not (numbers < np.inf).all():
         raise RuleError(f"{_TABLE} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
     try:
-        return spread(within_range(numbers), shape)
+        return spread(limited(numbers), shape)
     except ValueError:
         raise ShapeError(
             f"{_TABLE} has shape {array.shape}, which does not broadcast to {named(shape, TABLE)}.", _HINT
