@@ -1,20 +1,33 @@
-"""Switches PyTorch's attention on the CPU to clearhead and back, for the whole process."""
+"""Switches PyTorch's attention on the CPU to clearhead and back, for the whole process.
+
+`scaled_dot_product_attention` is no kernel but a choice of PyTorch's among its kernels. Clearhead computes the calls
+that run at once. Those that something traces, transforms or watches stay PyTorch's, so that its compilers, caches and
+counters see the operators that they know.
+"""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock, active_count
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.library import Library
+from torch.nn.attention import SDPBackend
 
-from clearhead.torch.operators import NEED_KERNELS, OPERATORS, counts
+from clearhead.core.torch_state import transforms, watched
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.torch.sdpa import scaled_dot_product_attention
 
-_KERNELS = hasattr(torch.library, "get_kernel")  # what PyTorch had in an operator's place; of 2.13, not of 2.4
+_PLAIN = (Tensor, torch.nn.Parameter)
+_TRACED = "traced, transformed or watched"
 _lock = Lock()
+_counts: Counter[str] = Counter()  # of calls, by who computed them and why
 _kept, _blocks = False, 0  # by `activate`, and how many blocks of `active` last
 _on = False
+_fast_path = True  # PyTorch's own setting
 _library: Library | None = None
 
 
@@ -22,10 +35,10 @@ def activate() -> None:
     """Make `torch.nn.functional.scaled_dot_product_attention` clearhead's on the CPU, whoever calls it.
 
     It stays so until `deactivate()`, in every thread of the process; activating twice is the same as once. Calls from
-    Python, from TorchScript and from C++ are covered, with autograd, autocast, torch.func and torch.compile; so is the
-    fast path of torch.nn.MultiheadAttention and torch.nn.TransformerEncoder. What clearhead does not take is PyTorch's
-    as before, and `explain()` says what and why: other devices, nested tensors, calls inside
-    of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    Python, from TorchScript and from C++ are covered, with autograd and autocast; torch.nn.MultiheadAttention and
+    torch.nn.TransformerEncoder do without their fast path, which stores all weights. Other calls are PyTorch's as
+    before, and `explain()` says why: inside of torch.compile, torch.func or
+    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, or of what clearhead refuses.
 
     PyTorch's conventions hold: is_causal counts from the top left corner, a bool mask is True where a query may attend,
     a query that sees no key gives 0. Dropout draws other weights than PyTorch from the same seed.
@@ -62,7 +75,7 @@ def active() -> Iterator[None]:
     >>> with clearhead.torch.active():
     ...     output = torch.nn.functional.scaled_dot_product_attention(x, x, x)
     >>> clearhead.torch.explain()
-    {'clearhead: scaled_dot_product_attention itself': 1}
+    {'clearhead': 1}
     """
     _turn(blocks=1)
     try:
@@ -74,8 +87,8 @@ def active() -> Iterator[None]:
 def explain() -> dict[str, int]:
     """How many attention calls clearhead computed and PyTorch computed, by reason, since clearhead was last activated.
 
-    Keys are sentences: "clearhead: " and through which of PyTorch's operators the calls came, or "PyTorch: " and why
-    they were left to it. Calls that never reach the CPU's operators, as on other devices, are not counted.
+    Keys are "clearhead", or "PyTorch: " and why calls were left to it. Those on other devices and of nested tensors are
+    not counted.
 
     >>> import clearhead.torch
     >>> with clearhead.torch.active():
@@ -83,54 +96,84 @@ def explain() -> dict[str, int]:
     >>> clearhead.torch.explain()
     {}
     """
-    return dict(counts)
+    return dict(_counts)
 
 
 def _turn(*, kept: bool | None = None, blocks: int = 0) -> None:
     """Turn clearhead on or off, as `kept` and the number of blocks, `blocks` more now, say.
 
-    PyTorch's dispatcher must not change while another thread calls it. So the operators stay installed where there are
-    other threads, and while clearhead is not active they call what PyTorch had there before.
+    PyTorch's dispatcher must not change while another thread calls it. So the function stays installed where there are
+    other threads, and while clearhead is not active it calls PyTorch's own.
     """
-    global _kept, _blocks, _on, _library
+    global _kept, _blocks, _on, _fast_path, _library
     with _lock:
         _kept, _blocks = _kept if kept is None else kept, _blocks + blocks
-        wanted = _kept or _blocks > 0
+        wanted, fast_path = _kept or _blocks > 0, torch.backends.mha
         if wanted and not _on:
-            counts.clear()
+            _counts.clear()
             _library = _library or _installed()
-        elif not wanted and (active_count() == 1 or not _KERNELS):
-            _library = None  # PyTorch takes the operators out when their library is gone
+            _fast_path = fast_path.get_fastpath_enabled()
+            fast_path.set_fastpath_enabled(False)
+        elif _on and not wanted:
+            fast_path.set_fastpath_enabled(_fast_path)
+        if not wanted and active_count() == 1:
+            _library = None  # PyTorch takes the function out when its library is gone
         _on = wanted
 
 
 def _installed() -> Library:
-    """Put clearhead's operators in the place of PyTorch's."""
-    chosen = OPERATORS if _KERNELS else [one for one in OPERATORS if one[1] not in NEED_KERNELS]
-    kernels = [(name, key, _switched(name, function, key)) for name, function, key in chosen]
+    """Put clearhead's function in the place of PyTorch's."""
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*other operators may also be overridden", UserWarning)
-        for name, key, kernel in kernels:
-            library.impl(name, kernel, key, **({"with_keyset": True} if _KERNELS else {}))  # type: ignore[no-untyped-call]
+        for key in ("AutogradCPU", "CPU"):  # the second is called in inference mode
+            library.impl("scaled_dot_product_attention", _attend, key)  # type: ignore[no-untyped-call]
     return library
 
 
-def _switched(name: str, function: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """A kernel that calls the function while clearhead is active, and otherwise what PyTorch has in its place.
+def _count(computed_by: str) -> None:
+    with _lock:
+        _counts[computed_by] += 1
 
-    Of NEED_KERNELS a function answers NotImplemented where PyTorch's is to be called.
-    """
-    if not _KERNELS:
-        return function
-    operator = getattr(torch.ops.aten, name).default
-    composite = operator.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
-    if composite and function not in NEED_KERNELS:
-        return lambda _, *args, **named: (function if _on else operator.decompose)(*args, **named)
-    theirs = torch.library.get_kernel(operator, key).call_boxed
 
-    def kernel(keys: Any, *args: Any, **named: Any) -> Any:
-        result = function(*args, **named) if _on else NotImplemented
-        return theirs(keys, *args, **named) if result is NotImplemented else result
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001  PyTorch's signature
+    **named: Any,  # scale and enable_gqa
+) -> Tensor:
+    """aten::scaled_dot_product_attention."""
+    inputs = query, key, value, attn_mask, dropout_p, is_causal
+    if _on:
+        why = _why_not(query, key, value, attn_mask)
+        if not why:
+            try:
+                output = scaled_dot_product_attention(*inputs, **named)
+            except (ShapeError, DtypeError, RuleError) as error:
+                why = f"clearhead refuses it with a {type(error).__name__}"
+            else:
+                _count("clearhead")
+                # no public name says which of its kernels PyTorch would take: the output of the fused one has the
+                # strides of the query
+                if query.is_contiguous() or torch._fused_sdp_choice(*inputs, **named) == SDPBackend.MATH.value:
+                    return output
+                return torch.empty_like(query).copy_(output)
+        _count(f"PyTorch: {why}")
+    theirs: Tensor = torch.ops.aten.scaled_dot_product_attention.default.decompose(*inputs, **named)
+    return theirs
 
-    return kernel
+
+def _why_not(*tensors: Tensor | None) -> str:
+    """Why a call is left to PyTorch; empty where clearhead may compute it."""
+    if watched() or transforms() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return _TRACED
+    if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]  # the switch of the CPU's fused operator too
+        return "torch.nn.attention.sdpa_kernel leaves out FLASH_ATTENTION"
+    if any(x is not None and type(x) not in _PLAIN for x in tensors):
+        return _TRACED
+    if any(x is not None and (x.device.type != "cpu" or x.layout != torch.strided) for x in tensors):
+        return "not every tensor is a dense one on the CPU"
+    return ""
