@@ -17,9 +17,9 @@ from typing import Any
 REQUESTS = 8
 SEEN: dict[str, Any] = {
     "nothing": None,
-    "entropy and shares": {"entropy": True, "first": True, "spans": [[0, 16], [16, 40]]},
-    "all": {"entropy": True, "first": True, "spans": [[0, 16], [16, 40]], "top": 8},
-    "all, of two layers": {"entropy": True, "first": True, "spans": [[0, 16], [16, 40]], "top": 8, "layers": [9, 19]},
+    "entropy and shares": {"entropy": True, "spans": [[0, 1], [0, 16], [16, 40]]},
+    "all": {"entropy": True, "spans": [[0, 1], [0, 16], [16, 40]], "top": 8},
+    "all, of two layers": {"entropy": True, "spans": [[0, 1], [0, 16], [16, 40]], "top": 8, "layers": [9, 19]},
 }
 
 
@@ -72,6 +72,7 @@ class Server:
         surroundings = os.environ | {
             "CLEARHEAD_VLLM": chosen, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
             "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+            "CLEARHEAD_VLLM_FILE": os.devnull,
         }  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.serving", "--serve", *arguments]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}

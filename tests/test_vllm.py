@@ -21,7 +21,7 @@ import transformers
 
 import clearhead as ch
 import clearhead.vllm
-from clearhead.errors import EngineError, RuleError, UnknownNameError
+from clearhead.errors import EngineError, RuleError
 from clearhead.vllm import records
 from standin import CommonAttentionMetadata, CPUWorker, a_config, vllm
 
@@ -32,13 +32,18 @@ __all__ = ["vllm"]  # a fixture
 
 
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> records.Recorder:
-    """A fresh one."""
-    made = records.Recorder()
-    for module in list(sys.modules):
-        if module.startswith("clearhead.vllm") and hasattr(sys.modules[module], "RECORDER"):
-            monkeypatch.setattr(sys.modules[module], "RECORDER", made)
-    return made
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A fresh recorder, and the file that it writes."""
+    monkeypatch.setattr(records, "RECORDER", records.Recorder())
+    monkeypatch.setenv(records.FILE, str(tmp_path / "seen.jsonl"))
+    return tmp_path / "seen.jsonl"
+
+
+def lines(path: Path, request: str) -> dict[str, list[Any]]:
+    """What a file has of a request, by name, in the order of its tokens."""
+    each = [json.loads(line) for line in path.read_text().splitlines()]
+    mine = [line for line in each if line["request"] == request]
+    return {name: [line[name] for line in mine] for name in mine[0]} if mine else {}
 
 
 class Served:
@@ -127,24 +132,23 @@ def test_a_step_gives_each_request_what_it_gets_alone(vllm: Modules, rules: str,
         served.step(**tokens)
 
 
-def watched(served: Served, name: str, layer: int, heads: list[int], spans: list[list[int]]) -> dict[str, np.ndarray]:
+def watched(served: Served, name: str, layer: int) -> dict[str, np.ndarray]:
     """The statistics of a request's last query, heads first."""
     A, v = served.alone(name, layer, 1)
     seen = A.observe(v, entropy=True, top=3)
     row = A[...][:, 0]
     values = {
-        "entropy": seen.entropy[:, 0], "first": row[:, 0], "top_weights": seen.top.weights[:, 0],
-        "top_keys": seen.top.indices[:, 0],
-        "spans": torch.stack([row[:, start:stop].sum(-1) for start, stop in spans], -1),
+        "entropy": seen.entropy[:, 0], "top_weights": seen.top.weights[:, 0], "top_keys": seen.top.indices[:, 0],
+        "spans": torch.stack([row[:, start:stop].sum(-1) for start, stop in SPANS], -1),
     }  # fmt: skip
-    return {key: value.float().numpy()[heads] for key, value in values.items()}
+    return {key: value.float().numpy() for key, value in values.items()}
 
 
-SPANS = [[0, 5], [3, 24]]
-ALL = {"entropy": True, "first": True, "spans": SPANS, "top": 3}
+SPANS = [[0, 1], [0, 5], [3, 24]]
+ALL = {"entropy": True, "spans": SPANS, "top": 3}
 ASKED: dict[str, Any] = {
     "a": {"clearhead": ALL},
-    "b": {"clearhead": json.dumps({**ALL, "layers": [2, 0], "heads": [3, 1]})},
+    "b": {"clearhead": json.dumps({**ALL, "layers": [2, 0]})},
     "c": None,
 }
 
@@ -152,7 +156,7 @@ ASKED: dict[str, Any] = {
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("names", "engine"), [("a", "native"), ("ab", "portable"), ("abc", "native")])
 def test_generated_tokens_have_the_statistics_asked_for(
-    vllm: Modules, monkeypatch: pytest.MonkeyPatch, names: str, engine: str, rules: str
+    vllm: Modules, monkeypatch: pytest.MonkeyPatch, written: Path, names: str, engine: str, rules: str
 ):
     monkeypatch.setenv("CLEARHEAD_ENGINE", engine)
     served = Served(16, **RULES[rules])
@@ -160,108 +164,33 @@ def test_generated_tokens_have_the_statistics_asked_for(
     for step in range(5):  # the prompt of b ends in the second
         served.step(ASKED, **{name: [24, 1][step > 0] if name != "b" else [30, 20, 1][min(step, 2)] for name in names})
         for name in set(names) - {"c"}:
-            layers, heads = ([0, 1, 2], [0, 1, 2, 3]) if name == "a" else ([0, 2], [1, 3])
             if step or name == "a":
-                expected[name].append([watched(served, name, layer, heads, SPANS) for layer in layers])
+                layers = range(3) if name == "a" else (0, 2)
+                expected[name].append([watched(served, name, layer) for layer in layers])
     for name in set(names) - {"c"}:
-        seen = clearhead.vllm.statistics(name)
-        assert seen["position"].tolist() == ([*range(23, 28)] if name == "a" else [*range(49, 53)])
-        assert (seen["layers"], seen["heads"]) == (([0, 1, 2], [0, 1, 2, 3]) if name == "a" else ([0, 2], [1, 3]))
-        for key in ("entropy", "first", "spans", "top_weights", "top_keys"):
+        seen = lines(written, name)
+        assert seen["position"] == ([*range(23, 28)] if name == "a" else [*range(49, 53)])
+        assert seen["layers"][0] == ([0, 1, 2] if name == "a" else [0, 2])
+        for key in ("entropy", "spans", "top_weights", "top_keys"):
             theirs = np.array([[layer[key] for layer in token] for token in expected[name]])
             np.testing.assert_allclose(seen[key], theirs, rtol=1e-5, atol=2e-6, err_msg=f"{name} {key}")
-        assert served.worker.attention_statistics(name)["entropy"] == seen["entropy"].tolist()
-    with pytest.raises(UnknownNameError, match="unknown request `c`"):
-        clearhead.vllm.statistics("c")
+    assert not lines(written, "c")
 
 
-def test_statistics_go_to_a_file_line_by_line(vllm: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CLEARHEAD_VLLM_FILE", str(tmp_path / "seen.jsonl"))
+def test_a_file_may_be_moved_and_requests_end(vllm: Modules, written: Path):
     served = Served()
-    for tokens in ({"a": 24}, {"a": 1, "b": 50}):
-        served.step(ASKED, **tokens)
-    lines = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
-    assert [(line["request"], line["position"]) for line in lines] == [("a", 23), ("a", 24), ("b", 49)]
-    assert np.allclose(lines[2]["first"], [watched(served, "b", layer, [1, 3], SPANS)["first"] for layer in (0, 2)])
-    with pytest.raises(UnknownNameError):
-        clearhead.vllm.statistics("a")
-    (tmp_path / "seen.jsonl").rename(tmp_path / "seen.1")  # as logrotate does
-    served.step(ASKED, a=1)
-    assert json.loads((tmp_path / "seen.jsonl").read_text())["position"] == 25
+    served.step(ASKED, a=24)
+    written.rename(written.with_suffix(".1"))  # as logrotate does
+    served.step(ASKED, a=1, b=50)
+    assert lines(written, "a")["position"] == [24]
+    served.step({}, ("a",), b=1)
+    assert [*records.RECORDER.asked] == ["b"]
 
 
-def test_kept_statistics_stay_below_the_limit_of_memory(
-    vllm: Modules, monkeypatch: pytest.MonkeyPatch, recorder: records.Recorder
-):
-    size = 4 * LAYERS * HEADS + 1024  # of one token's share on the first token
-    monkeypatch.setattr(records, "limit", lambda name: 2.5 * size / 2**20)
-    served = Served()
-    for name in ("one-1234abcd", "two-1234abcd", "three-1234abcd"):
-        served.step({name: {"clearhead": {"first": True}}}, tuple(served.texts), **{name: 5})
-    assert len(recorder.asked) == 1  # the others are finished
-    assert recorder.size == 2 * size
-    assert clearhead.vllm.statistics("three")["first"].shape == (1, 3, 4)
-    with pytest.raises(UnknownNameError, match="The last are two-1234abcd, three-1234abcd"):
-        clearhead.vllm.statistics("one")
-    monkeypatch.setattr(records, "limit", lambda name: 0)
-    served.step({"four": {"clearhead": {"first": True}}}, four=5)
-    assert (recorder.size, len(recorder.seen)) == (0, 0)
-
-
-LIMITS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {  # environment, what is asked for in 12 layers·heads
-    "numbers": ({records.NUMBERS: "100"}, {"top": 5}, "asked for 120 numbers of each token: the most are 100"),
-    "memory": ({records.MEMORY: "1"}, {"top": 20, "max_tokens": 500}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
-    "the rest": ({records.MEMORY: "1"}, {"top": 20, "positions": 530}, "may take 3 MiB in 500 tokens: 1 MiB are kept"),
-    "a server": ({records.MEMORY: "0"}, {"first": True}, "this server writes no file and keeps nothing in memory"),
-}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_more_than_a_server_can_keep_is_refused(vllm: Modules, monkeypatch: pytest.MonkeyPatch, name: str):
-    environment, asked, message = LIMITS[name]
-    asked = dict(asked)
-    config = a_config(model__max_model_len=asked.pop("positions", 64))
-    params = SimpleNamespace(extra_args={"clearhead": asked}, max_tokens=asked.pop("max_tokens", None))
-    platform = installed(vllm, monkeypatch)
-    platform.check_and_update_config(config)
-    prompt = {"prompt_token_ids": [0] * 30}
-    platform.validate_request(prompt, params)  # the defaults have room
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
-    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match=message):
-        platform.validate_request(prompt, params)
-    if "MiB" in message or "server" in name:
-        monkeypatch.setenv(records.FILE, "seen.jsonl")
-        platform.validate_request(prompt, params)
-
-
-@pytest.mark.parametrize("dev", ["0", "1"])
-def test_a_server_keeps_only_what_can_be_read(vllm: Modules, monkeypatch: pytest.MonkeyPatch, caplog: Any, dev: str):
-    for name in (records.MEMORY, records.FILE):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", dev)
-    platform = installed(vllm, monkeypatch)
-    monkeypatch.setitem(sys.modules, importlib.import_module("clearhead.vllm.platform")._SERVER, ModuleType("server"))
-    with caplog.at_level("INFO", logger="vllm"):
-        platform.check_and_update_config(a_config())
-    kept = "256 MiB of memory" if dev == "1" else "no file and no memory"
-    assert f"Attention is clearhead's (CLEARHEAD_VLLM=1). Statistics go to {kept}" in caplog.text
-    params = SimpleNamespace(extra_args={"clearhead": {"first": True}})
-    if dev == "0":
-        with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read"):
-            platform.validate_request({}, params)
-    else:
-        platform.validate_request({}, params)
-
-
-def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules):
+def test_a_worker_names_its_heads_as_the_model_does(vllm: Modules, written: Path):
     vllm["vllm.distributed.parallel_state"].get_tensor_model_parallel_rank = lambda: 1  # type: ignore[attr-defined]
-    served = Served()
-    served.worker.model_config.hf_text_config.num_attention_heads = 8
-    served.step({"a": {"clearhead": {"entropy": True, "heads": [1, 5]}}}, a=20)
-    seen = clearhead.vllm.statistics("a")
-    assert seen["heads"] == [5]
-    np.testing.assert_allclose(seen["entropy"][0, 0], watched(served, "a", 0, [1], SPANS)["entropy"], rtol=1e-5)
+    Served().step(ASKED, a=24)
+    assert lines(written, "a")["heads"] == [[4, 5, 6, 7]]
 
 
 def installed(vllm: Modules, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -350,18 +279,18 @@ def test_layers_of_other_kinds_are_refused(vllm: Modules):
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no dictionary": (["entropy"], "clearhead is .*: expected a dictionary, or one as JSON"),
-    "an unknown choice": ({"entropie": True}, "a choice of the request is 'entropie': expected layers, heads"),
+    "an unknown choice": ({"entropie": True}, "a choice of the request is 'entropie': expected layers, entropy"),
     "a text for a flag": ({"entropy": "yes"}, "entropy is 'yes': expected True or False"),
     "nothing": ({"layers": [0]}, "clearhead has nothing to watch"),
-    "a layer too many": ({"first": True, "layers": [3]}, r"layers is \[3\]: expected .* from 0 to 2"),
-    "a span that is empty": ({"spans": [[3, 3]]}, r"spans is .*: expected a list of \[start, stop\)"),
+    "a layer too many": ({"entropy": True, "layers": [3]}, r"layers is \[3\]: expected .* from 0 to 2"),
+    "a span that is empty": ({"spans": [[3, 3]]}, r"spans is .*: expected at most 64 pairs \[start, stop\)"),
     "a span beyond the prompt": ({"spans": [[0, 31]]}, "within the prompt's 30 tokens"),
     "JSON without an end": ("[" * 200_000, "expected a dictionary, or one as JSON"),
-    "too many spans": ({"spans": [[0, 1]] * 257}, "there are 257 spans: expected at most 256"),
-    "no layers": ({"first": True, "layers": []}, "expected .* from 0 to 2, at least one"),
-    "NumPy's layers": ({"first": True, "layers": [np.int64(1)]}, "expected a list of Python's whole numbers"),
+    "too many spans": ({"spans": [[0, 1]] * 65}, "expected at most 64 pairs"),
+    "no layers": ({"entropy": True, "layers": []}, "expected .* from 0 to 2"),
+    "NumPy's layers": ({"entropy": True, "layers": [np.int64(1)]}, "expected a list of Python's whole numbers"),
     "NumPy's top": ({"top": np.int64(3)}, "top is .*: expected a number of keys"),
-    "more keys than there are": ({"top": 31}, "top is 31: expected a number of keys up to the prompt's 30 tokens"),
+    "more keys than there are": ({"top": 31}, "top is 31: expected a number of keys up to 30, of the prompt"),
 }
 
 
@@ -375,22 +304,28 @@ def test_a_request_with_wrong_choices_is_refused_early(vllm: Modules, monkeypatc
         platform.validate_request(prompt, params)
     platform.validate_request(prompt, SimpleNamespace(extra_args={"another": 3}))
     with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="did you mean `clearhead`"):
-        platform.validate_request(prompt, SimpleNamespace(extra_args={"clear_head": {"first": True}}))
+        platform.validate_request(prompt, SimpleNamespace(extra_args={"clear_head": {"entropy": True}}))
     platform.validate_request({"prompt_embeds": None}, SimpleNamespace())
+    monkeypatch.delenv(records.FILE)
+    params.extra_args = ASKED["a"]
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read what"):
+        platform.validate_request(prompt, params)
 
 
 SERVE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from vllm import LLM, SamplingParams
 
 llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, block_size=32, enforce_eager=True, skip_tokenizer_init=True,
           kv_cache_memory_bytes=1 << 26, max_num_batched_tokens=64, enable_prefix_caching=True)
 prompts = [[(7 * i + j * j) % 500 for j in range(length)] for i, length in enumerate((5, 40, 150, 90))]
-asked = {"clearhead": {"first": True, "entropy": True, "spans": [[1, 4]], "top": 2}}
+asked = {"clearhead": {"entropy": True, "spans": [[0, 1], [1, 4]], "top": 2}}
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, extra_args=asked)
 outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-seen = [llm.collective_rpc("attention_statistics", args=(one.request_id,))[0] for one in outputs if sys.argv[2] == "1"]
+written = Path(os.environ["CLEARHEAD_VLLM_FILE"])
+each = [json.loads(line) for line in written.read_text().splitlines()] if sys.argv[2] == "1" else []
+seen = [[line for line in each if line["request"].rpartition("-")[0] == one.request_id] for one in outputs]
 tokens = [p + list(one.outputs[0].token_ids) for p, one in zip(prompts, outputs)]
 Path(sys.argv[1], sys.argv[2]).write_text(json.dumps([tokens, seen]))
 """
@@ -420,10 +355,13 @@ def test_vllm_itself_shows_what_transformers_shows(tmp_path: Path, several: str)
     assert tokens == same
     for text, one in zip(tokens, seen, strict=True):
         weights = torch.stack(model(torch.tensor([text[:-1]]), output_attentions=True).attentions)[:, 0]
-        generated = weights[:, :, one["position"]].permute(2, 0, 1, 3).double()  # (tokens, layers, heads, keys)
+        positions = [line["position"] for line in one]
+        generated = weights[:, :, positions].permute(2, 0, 1, 3).double()  # (tokens, layers, heads, keys)
         top = generated.topk(2).values
-        sums = {"first": generated[..., 0], "spans": generated[..., 1:4].sum(-1, keepdim=True), "top_weights": top}
+        shares = torch.stack([generated[..., 0], generated[..., 1:4].sum(-1)], -1)
+        sums = {"spans": shares, "top_weights": top}
         sums["entropy"] = -torch.special.xlogy(generated, generated).sum(-1)
-        assert one["position"] == list(range(len(text) - 13, len(text) - 1))
+        assert positions == list(range(len(text) - 13, len(text) - 1))
         for name, expected in sums.items():
-            torch.testing.assert_close(torch.tensor(one[name]).double(), expected, rtol=1e-4, atol=1e-5)
+            ours = torch.tensor([line[name] for line in one]).double()
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,6 @@
 """How clearhead enters vLLM: the name of its backend, its worker, and what it refuses when vLLM starts."""
 
 import os
-import sys
 from functools import wraps
 from logging import getLogger
 from typing import Any
@@ -12,11 +11,10 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from clearhead.errors import ClearheadError, EngineError, RuleError
-from clearhead.vllm.records import FILE, HINT, MEMORY, NUMBERS, check_room, limit, read_asked
+from clearhead.vllm.records import FILE, HINT, read_asked
 
 _VERSION = "0.32."
 _LOG = getLogger("vllm.clearhead")  # whose lines vLLM prints
-_SERVER = "vllm.entrypoints.launchers.api_server.app_state"  # only a server loads this
 
 
 def refusals(config: Any) -> list[str]:
@@ -50,7 +48,7 @@ def install() -> None:
     theirs = platform.check_and_update_config
     if hasattr(theirs, "__wrapped__"):
         return
-    sizes: list[int] = []  # layers, heads and positions
+    layers: list[int] = []  # how many there are
 
     @wraps(theirs)
     def check_and_update_config(_: Any, vllm_config: Any) -> None:
@@ -62,23 +60,15 @@ def install() -> None:
             raise EngineError(f"clearhead cannot serve this in vLLM: {', '.join(refused)}.", HINT)
         if vllm_config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
             vllm_config.parallel_config.worker_cls = "clearhead.vllm.worker.Worker"
-        text = vllm_config.model_config.hf_text_config
-        sizes[:] = text.num_hidden_layers, text.num_attention_heads, vllm_config.model_config.max_model_len
-        if _SERVER in sys.modules and os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "0":
-            os.environ[MEMORY] = "0"  # nobody can ask its workers for what is kept
-        kept = os.environ.get(FILE) or (f"{limit(MEMORY)} MiB of memory" if limit(MEMORY) else "no file and no memory")
-        said = "Attention is clearhead's (CLEARHEAD_VLLM=1). Statistics go to %s, at most %s numbers of a token."
-        _LOG.info(said, kept, f"{limit(NUMBERS):,}")
+        layers[:] = [vllm_config.model_config.hf_text_config.num_hidden_layers]
+        said = "Attention is clearhead's (CLEARHEAD_VLLM=1). Statistics go to %s."
+        _LOG.info(said, os.environ.get(FILE) or f"no file ({FILE})")
 
     def validate_request(_: Any, processed_inputs: Any, params: Any) -> None:
-        if sizes:
+        if layers:
             length = len(processed_inputs.get("prompt_token_ids") or ())  # a prompt may be embeddings
-            layers, heads, positions = sizes
-            tokens = getattr(params, "max_tokens", None) or max(0, positions - length)
             try:
-                asked = read_asked(getattr(params, "extra_args", None), layers, heads, length)
-                if asked is not None:
-                    check_room(asked, layers, heads, tokens)
+                read_asked(getattr(params, "extra_args", None), layers[0], length)
             except ClearheadError as error:
                 raise VLLMValidationError(str(error)) from error  # a server answers it with status 400
 

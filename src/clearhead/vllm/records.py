@@ -6,7 +6,6 @@ are computed and kept: of a step's other tokens, which are those of prompts, non
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -20,56 +19,21 @@ from clearhead.errors import RuleError, UnknownNameError, expected
 HINT = "CLEARHEAD_VLLM=0 serves with vLLM's own attention."
 KEY = "clearhead"  # among the extra arguments of a request
 FILE = "CLEARHEAD_VLLM_FILE"
-MEMORY, NUMBERS = "CLEARHEAD_VLLM_MEMORY", "CLEARHEAD_VLLM_NUMBERS"
-_LIMITS = {MEMORY: 256, NUMBERS: 100_000}  # MiB that are kept in memory; numbers of one token
-_SPANS = 256  # of a request
-_RECORD = 1024  # bytes of a token's record beside its numbers
-_CHOICES = ("layers", "heads", "entropy", "first", "spans", "top")
+_MOST = 64  # spans of a request, and keys of its top
+_CHOICES = ("layers", "entropy", "spans", "top")
 
 
 class Choices(NamedTuple):
-    """What a request asks for; of all layers and heads where it names none."""
+    """What a request asks for; of all layers where it names none."""
 
     layers: tuple[int, ...] | None
-    heads: tuple[int, ...] | None
     entropy: bool
-    spans: tuple[tuple[int, int], ...]  # the share on the first token is that of (0, 1), the first of them
-    first: bool
+    spans: tuple[tuple[int, int], ...]
     top: int
 
-    def numbers(self, layers: int, heads: int) -> int:
-        """How many numbers there are of a token, in a model of so many layers and heads."""
-        watched = len(self.layers or range(layers)) * len(self.heads or range(heads))
-        return watched * (self.entropy + len(self.spans) + 2 * self.top)
 
-
-def limit(name: str) -> int:
-    """The limit that an environment variable sets, or its default. Raises RuleError for anything but a whole number."""
-    text = os.environ.get(name) or str(_LIMITS[name])
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise RuleError(expected(name, text, "a whole number from 0 up"))
-    return int(text)
-
-
-def check_room(asked: Choices, layers: int, heads: int, tokens: int) -> None:
-    """Raise RuleError for more than the limits allow of a request of so many new tokens, or if nobody could read it."""
-    numbers, most, memory = asked.numbers(layers, heads), limit(NUMBERS), limit(MEMORY)
-    if numbers > most:
-        what = f"clearhead is asked for {numbers:,} numbers of each token: the most are {most:,}."
-        raise RuleError(what, f"fewer layers, heads or spans, a smaller top, or {NUMBERS}={numbers} when vLLM starts.")
-    if os.environ.get(FILE):
-        return
-    if not memory:
-        what = "nobody could read what clearhead is asked for: this server writes no file and keeps nothing in memory."
-        raise RuleError(what, f"{FILE}=seen.jsonl, or VLLM_SERVER_DEV_MODE=1, when it starts.")
-    size = -(-tokens * (_RECORD + 8 * numbers) // 2**20)
-    if size > memory:
-        what = f"what clearhead is asked for may take {size:,} MiB in {tokens} tokens: {memory:,} MiB are kept."
-        raise RuleError(what, f"a smaller max_tokens or top, {MEMORY}={size}, or {FILE}=seen.jsonl when vLLM starts.")
-
-
-def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length: int) -> Choices | None:
-    """What a request's extra arguments ask for, in a model of so many layers and heads, of a prompt of this length."""
+def read_asked(extra: Mapping[str, Any] | None, layers: int, length: int) -> Choices | None:
+    """What a request's extra arguments ask for, in a model of so many layers, of a prompt of this length."""
     value = (extra or {}).get(KEY)
     if value is None:
         for name in get_close_matches(KEY, [*map(str, extra or {})]):  # other names may be another plugin's
@@ -83,35 +47,30 @@ def read_asked(extra: Mapping[str, Any] | None, layers: int, heads: int, length:
     for name in value:
         if name not in _CHOICES:
             raise RuleError(expected("a choice of the request", name, ", ".join(_CHOICES)))
-    entropy, first = (value.get(name, False) for name in ("entropy", "first"))
-    for name, flag in (("entropy", entropy), ("first", first)):
-        if type(flag) is not bool:
-            raise RuleError(expected(name, flag, "True or False"))
-    top = value.get("top", 0)
-    if type(top) is not int or not 0 <= top <= length:  # no step has fewer keys; vLLM cannot send NumPy's numbers
-        raise RuleError(expected("top", top, f"a number of keys up to the prompt's {length} tokens"))
+    entropy, top, named = value.get("entropy", False), value.get("top", 0), value.get("layers")
+    if type(entropy) is not bool:
+        raise RuleError(expected("entropy", entropy, "True or False"))
+    most = min(_MOST, length)  # no step has fewer keys; vLLM cannot send NumPy's numbers
+    if type(top) is not int or not 0 <= top <= most:
+        raise RuleError(expected("top", top, f"a number of keys up to {most}, of the prompt's {length} tokens"))
+    whole = isinstance(named, list) and named and all(type(x) is int and 0 <= x < layers for x in named)
+    if named is not None and not whole:
+        raise RuleError(expected("layers", named, f"a list of Python's whole numbers from 0 to {layers - 1}"))
     spans = _spans(value.get("spans", []), length)
-    if not (entropy or first or top or spans):
-        raise RuleError("clearhead has nothing to watch.", "entropy, first, spans or top: what shall be seen?")
-    chosen = _places("layers", value.get("layers"), layers), _places("heads", value.get("heads"), heads)
-    return Choices(*chosen, entropy, ((0, 1), *spans) if first else spans, first, top)
-
-
-def _places(name: str, value: Any, size: int) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, list) and value and all(type(x) is int and 0 <= x < size for x in value):
-        return tuple(sorted(set(value)))
-    raise RuleError(expected(name, value, f"a list of Python's whole numbers from 0 to {size - 1}, at least one"))
+    if not (entropy or top or spans):
+        raise RuleError("clearhead has nothing to watch.", "entropy, spans or top: what shall be seen?")
+    if not os.environ.get(FILE):
+        what = "nobody could read what clearhead is asked for: this server writes no file."
+        raise RuleError(what, f"{FILE}=seen.jsonl when vLLM starts.")
+    return Choices(None if named is None else tuple(named), entropy, spans, top)
 
 
 def _spans(value: Any, length: int) -> tuple[tuple[int, int], ...]:
-    if isinstance(value, list) and len(value) > _SPANS:
-        raise RuleError(f"there are {len(value):,} spans: expected at most {_SPANS}.")
     whole = isinstance(value, list) and all(isinstance(x, list | tuple) and len(x) == 2 for x in value)
-    if whole and all(type(s) is type(e) is int and 0 <= s < e <= length for s, e in value):
+    if whole and len(value) <= _MOST and all(type(s) is type(e) is int and 0 <= s < e <= length for s, e in value):
         return tuple((start, stop) for start, stop in value)
-    raise RuleError(expected("spans", value, f"a list of [start, stop) within the prompt's {length} tokens"))
+    what = f"at most {_MOST} pairs [start, stop) within the prompt's {length} tokens"
+    raise RuleError(expected("spans", value, what))
 
 
 Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and block_table of a ragged batch
@@ -143,12 +102,10 @@ class WatchedStep:
 
 
 class Recorder:
-    """The requests that are watched in this process, and what was seen of them."""
+    """The requests that are watched in this process, and what was seen in the step."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Choices] = {}
-        self.seen: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # the oldest first
-        self.size = 0  # bytes of it
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
         self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
@@ -165,61 +122,27 @@ class Recorder:
         return self._step
 
     def finish(self) -> None:
-        """Keep what the step has shown, or write it."""
-        step, kept, layers = self._step, self.kept, np.sort(np.array([*self.kept], np.int64))
+        """Write what the step has shown, a line for each token."""
+        step, kept, watched = self._step, self.kept, sorted(self.kept)
         self._step, self.kept = None, {}
         if step is None or not kept:
             return
-        whole = {name: np.stack([kept[layer][name] for layer in layers]) for name in kept[layers[0]]}
-        span = 0
+        whole = {name: np.stack([kept[layer][name] for layer in watched]) for name in kept[watched[0]]}
+        lines, span, heads = [], 0, next(iter(whole.values())).shape[2]
         for row, (name, one) in enumerate(zip(step.names, step.asked, strict=True)):
-            seen: dict[str, Any] = {"entropy": whole["entropy"][:, row]} if one.entropy else {}
+            seen = {"entropy": whole["entropy"][:, row]} if one.entropy else {}
             if one.spans:
-                shares = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
-                seen |= {"first": shares[..., 0]} if one.first else {}
-                seen |= {"spans": shares[..., one.first :]} if len(one.spans) > one.first else {}
+                seen["spans"] = whole["spans"][:, span : span + len(one.spans)].swapaxes(1, 2)
                 span += len(one.spans)
             if one.top:
                 top = (whole[name][:, row, :, : one.top] for name in ("top_weights", "top_indices"))
                 seen |= dict(zip(("top_weights", "top_keys"), top, strict=True))
-            self._record(name, one, int(step.lengths[row]) - 1, layers, seen)
-
-    def _record(self, name: str, one: Choices, position: int, layers: Array, seen: dict[str, Array]) -> None:
-        here = np.arange(next(iter(seen.values())).shape[1]) + self.first_head
-        heads = here if one.heads is None else here[np.isin(here, one.heads)]
-        chosen = slice(None) if one.layers is None else np.isin(layers, one.layers)
-        columns = slice(None) if one.heads is None else heads - self.first_head
-        record = {"request": name, "layers": layers[chosen].tolist(), "heads": heads.tolist(), "position": position}
-        record |= {key: value[chosen][:, columns].copy() for key, value in seen.items()}
-        path = os.environ.get(FILE)
-        if path:
-            with open(path, "ab", buffering=0) as file:  # one write, so that lines of several processes stay whole
-                file.write(f"{json.dumps(listed(record))}\n".encode())
-            return
-        self.seen.setdefault(name, []).append(record)
-        self.size += _size(record)
-        while self.size > limit(MEMORY) * 2**20:
-            self.size -= sum(map(_size, self.seen.popitem(last=False)[1]))
-
-    def statistics(self, request_id: str) -> dict[str, Any]:
-        """What `clearhead.vllm.statistics` answers."""
-        names = [name for name in self.seen if request_id in (name, name.rpartition("-")[0])]
-        if not names:
-            last = ", ".join(list(self.seen)[-3:]) or "none"
-            hint = f"The last are {last}. Of several answers to one prompt (n=2) they begin with 0_ and 1_."
-            raise UnknownNameError(f"unknown request `{request_id}`.", hint)
-        records = self.seen[names[-1]]
-        same = {key: records[0][key] for key in ("request", "layers", "heads")}
-        return same | {key: np.stack([one[key] for one in records]) for key in records[0] if key not in same}
-
-
-def _size(record: dict[str, Any]) -> int:
-    return _RECORD + sum(value.nbytes for value in record.values() if isinstance(value, np.ndarray))
-
-
-def listed(record: dict[str, Any]) -> dict[str, Any]:
-    """The same with lists in place of arrays."""
-    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in record.items()}
+            layers = watched if one.layers is None else [layer for layer in watched if layer in one.layers]
+            line = {"request": name, "position": int(step.lengths[row]) - 1, "layers": layers}
+            line["heads"] = [*range(self.first_head, self.first_head + heads)]
+            lines.append(line | {key: x[np.isin(watched, layers)].tolist() for key, x in seen.items()})
+        with open(os.environ[FILE], "ab", buffering=0) as file:  # one write, so that lines of processes stay whole
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
 RECORDER = Recorder()

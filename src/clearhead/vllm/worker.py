@@ -5,7 +5,7 @@ from typing import Any
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from clearhead.vllm.records import RECORDER, listed, read_asked
+from clearhead.vllm.records import RECORDER, read_asked
 
 
 class Worker(CPUWorker):  # type: ignore[misc]
@@ -14,12 +14,10 @@ class Worker(CPUWorker):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run one step."""
         model = self.model_config
-        text, parallel = model.hf_text_config, self.parallel_config
-        sizes = text.num_hidden_layers, text.num_attention_heads
-        RECORDER.first_head = get_tensor_model_parallel_rank() * model.get_num_attention_heads(parallel)
+        RECORDER.first_head = get_tensor_model_parallel_rank() * model.get_num_attention_heads(self.parallel_config)
         for new in scheduler_output.scheduled_new_reqs:
             extra = getattr(new.sampling_params, "extra_args", None)
-            asked = read_asked(extra, *sizes, len(new.prompt_token_ids or ()))
+            asked = read_asked(extra, model.hf_text_config.num_hidden_layers, len(new.prompt_token_ids or ()))
             if asked is not None:
                 RECORDER.asked[new.req_id] = asked
         for name in scheduler_output.finished_req_ids:
@@ -31,7 +29,3 @@ class Worker(CPUWorker):  # type: ignore[misc]
         finally:
             RECORDER.batch = None
             RECORDER.finish()
-
-    def attention_statistics(self, request_id: str) -> dict[str, Any]:
-        """`clearhead.vllm.statistics` of this process, with lists in place of arrays."""
-        return listed(RECORDER.statistics(request_id))
