@@ -263,17 +263,3 @@ def test_kernels_are_launched_on_the_device_of_q(name: str, monkeypatch: pytest.
     with pytest.raises((TypeError, AttributeError, ValueError)):
         getattr(triton, name)(Call(None, None, None))  # type: ignore[arg-type]  # no problem, after the device is set
     assert entered == [torch.device("cuda:1")]
-
-
-def test_broadcast_inputs_give_the_same_gradients_and_weights():
-    q, k, v = RNG.standard_normal((3, 1, 1, 40, 8))
-    inputs = describe(q, k, v, {})
-    one = np.broadcast_to(np.float64(0.7), (1, 1, 40))
-    state = State(one, one)
-    result, truth = (
-        engine.gradients(inputs, state, Upstream(one, output=q, keys=one, entropy=one)) for engine in (triton, portable)
-    )
-    for name, x in truth.items():
-        np.testing.assert_allclose(result[name], x, 1e-10, 1e-12, err_msg=name)
-    weights = portable.weights(inputs, state)
-    np.testing.assert_allclose(triton.weights(inputs, state), weights, 1e-12)
