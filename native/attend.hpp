@@ -120,17 +120,17 @@ struct SumJob : TileJob {
     const int64_t* query_labels = nullptr;  // (batch, queries)
     const int64_t* key_labels = nullptr;    // (batch, keys)
     int64_t query_groups = 0, key_groups = 0;
-    int64_t height = 0, width = 0;  // of a picture
-    void* matrix = nullptr;         // (batch, heads, queries, keys)
-    void* transposed = nullptr;     // (batch, heads, keys, x_columns): matrixᵀ · x
+    double* image = nullptr;  // (batch, heads, height, width)
+    int64_t height = 0, width = 0;
+    void* matrix = nullptr;      // (batch, heads, queries, keys)
+    void* transposed = nullptr;  // (batch, heads, keys, x_columns): matrixᵀ · x
     View x = {};
     Type x_type = Type::f32;
     int64_t x_columns = 0, x_heads = 1;  // x_heads divides the heads
 };
 
 struct ColumnJob : SumJob {
-    double* peak = nullptr;   // (batch, heads, keys)
-    double* image = nullptr;  // (batch, heads, height, width)
+    double* peak = nullptr;  // (batch, heads, keys)
 };
 
 // The state of each row's others (core/effects.py, Others).
@@ -139,8 +139,6 @@ struct OtherJob : TileJob {
     int64_t* strongest = nullptr;
     double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
 };
-
-enum class Order : int32_t { magnitude, largest, smallest };
 
 // What single edges did: what a row must know for it (core/effects.py, Terms), and the answers that weights have not.
 struct EffectJob : SumJob {
@@ -152,13 +150,11 @@ struct EffectJob : SumJob {
     void* top_values = nullptr;  // (batch, heads, queries, top)
     int64_t* top_indices = nullptr;
     int64_t top = 0;
-    Order order = Order::magnitude;
     void* strongest_values = nullptr;  // (batch, heads, strongest_count)
     int64_t* strongest_indices = nullptr;
     int64_t strongest_count = 0;
-    void *image_mean = nullptr, *image_largest = nullptr;  // (batch, heads, height, width)
-    double* product = nullptr;                             // (batch, heads, queries, x_columns): effects · x
-    int32_t* turns = nullptr;  // (batch, heads): how many segments have been added to the head's sums
+    double* product = nullptr;  // (batch, heads, queries, x_columns): effects · x
+    int32_t* turns = nullptr;   // (batch, heads): how many segments have been added to the head's sums
 };
 
 // The backward pass: the upstream gradients, and the gradients of its inputs, which must start at 0.

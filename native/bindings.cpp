@@ -118,8 +118,7 @@ void rows(int threads, const Described& d, const Input& q, const Input& k, std::
 void columns(int threads, const Described& d, const Input& q, const Input& k, nb::dict known, nb::dict answers) {
     ColumnJob job{d.job(threads, q, k, {})};
     Named named(job.problem, answers, known);
-    take_sums(job, named, "image");
-    job.image = named.sums("image", named.heads * job.height * job.width);
+    take_sums(job, named);
     job.peak = named.sums("peak", named.heads * job.problem.keys);
     named.done();
     work(observe, {job});
@@ -188,7 +187,7 @@ void effects(int threads, const Described& d, const Input& q, const Input& k, co
     const Problem& p = job.problem;
     job.g = view_of_g(p, g);
     Named named(p, answers, known);
-    take_sums(job, named, "image_mean");
+    take_sums(job, named);
     job.whole = named.per_query("whole");
     job.others = named.per_query("others");
     job.strongest = named.all<int64_t>("strongest", named.rows);
@@ -196,16 +195,8 @@ void effects(int threads, const Described& d, const Input& q, const Input& k, co
     check(cuts == named.has("others") && cuts == named.has("strongest"), "whole, others and strongest");
     job.by_query = named.sums("by_query", named.rows);
     job.top = named.lists("top_values", "top_indices", named.rows, job.top_values, job.top_indices);
-    if (job.top) {
-        const int order = named.number("order");
-        check(order >= 0 && order < 3, "order");
-        job.order = Order(order);
-    }
     job.strongest_count =
         named.lists("strongest_values", "strongest_indices", named.heads, job.strongest_values, job.strongest_indices);
-    job.image_mean = named.statistics("image_mean", named.heads * job.height * job.width);
-    job.image_largest = named.statistics("image_largest", named.heads * job.height * job.width);
-    check(named.has("image_mean") == named.has("image_largest"), "a picture's two parts");
     if (named.write("product")) {
         check(!job.transposed, "one product");
         take_operand(job, named, p.keys);

@@ -43,8 +43,8 @@ struct PictureAxis {
     }
 };
 
-// A picture of a matrix, from tiles of it: the mean under each pixel, and the number of largest magnitude there; what a
-// border cuts is divided in proportion (core/observations.py, areas).
+// A picture of a matrix, from tiles of it: the mean under each pixel; what a border cuts is divided in proportion
+// (core/observations.py, areas).
 template <class T> struct Picture {
     using Pixel = PictureAxis::Pixel;
 
@@ -55,11 +55,10 @@ template <class T> struct Picture {
     Pixel *across = arena.take<Pixel>(wide.most(kBlock)), *down = arena.take<Pixel>(tall.most(kTile));
     int across_count = 0;
     int64_t block = -1;  // whose columns `across` has
-    T *line = arena.take<T>(kBlock), *large = arena.take<T>(kBlock);
+    T* line = arena.take<T>(kBlock);
 
-    // Adds a tile's numbers to the means of the pixels, and, with LARGEST, puts what `larger_of` leaves of the numbers
-    // under them there; both arrays start at pixel row `first`.
-    template <bool LARGEST> void add(const T* numbers, const Tile& tile, int64_t first, double* means, T* largest) {
+    // Adds a tile's numbers to the means of the pixels, which start at pixel row `first`.
+    void add(const T* numbers, const Tile& tile, int64_t first, double* means) {
         if (block != tile.key) across_count = wide.list(tile.key, min_of(kBlock, p.keys - tile.key), across);
         block = tile.key;
         // Whole pixels, so that no bit depends on where the tile ends; what follows in its rows is 0.
@@ -72,42 +71,23 @@ template <class T> struct Picture {
             for (int r = y->first; r < y->last; ++r) shares[r] = T(1 / tall.size);
             shares[y->last - 1] = T(y->last_share), shares[y->first] = T(y->first_share);
             for (int j = 0; j < columns; j += kLanes<T>) {
-                Vec<T> sum = {}, best = {};
-                for (int r = y->first; r < y->last; ++r) {
-                    const Vec<T> x = load(numbers + r * kPitch<T> + j);
-                    sum = fma(x, broadcast<T>(shares[r]), sum);
-                    if constexpr (LARGEST) best = larger_of(best, x);
-                }
+                Vec<T> sum = {};
+                for (int r = y->first; r < y->last; ++r)
+                    sum = fma(load(numbers + r * kPitch<T> + j), broadcast<T>(shares[r]), sum);
                 store(line + j, sum);
-                if constexpr (LARGEST) store(large + j, best);
             }
-            const int64_t row = (y->at - first) * width;
-            add_line<LARGEST>(used, means + row, LARGEST ? largest + row : nullptr);
+            add_line(used, means + (y->at - first) * width);
         }
     }
 
-    template <bool LARGEST> void add_line(int used, double* means, T* largest) const {
+    void add_line(int used, double* means) const {
         for (const Pixel* x = across; x < across + used; ++x) {
             double between = 0;
-            T best = large[x->first];
-            for (int j = x->first + 1; j < x->last - 1; ++j) {
-                between += double(line[j]);
-                if constexpr (LARGEST) best = larger_of(best, large[j]);
-            }
+            for (int j = x->first + 1; j < x->last - 1; ++j) between += double(line[j]);
             double sum = double(line[x->first]) * x->first_share + between * (1 / wide.size);
-            if (x->last - x->first > 1) {
-                sum += double(line[x->last - 1]) * x->last_share;
-                if constexpr (LARGEST) best = larger_of(best, large[x->last - 1]);
-            }
+            if (x->last - x->first > 1) sum += double(line[x->last - 1]) * x->last_share;
             means[x->at] += sum;
-            if constexpr (LARGEST) largest[x->at] = larger_of(largest[x->at], best);
         }
-    }
-
-    // Of two numbers the one of larger magnitude, of equal ones the positive, or NaN: core/effects.py, larger.
-    template <class X> CLEARHEAD_INLINE X larger_of(X best, X x) {
-        const X size = best < X{} ? -best : best;
-        return ((x >= size) & (x != best)) | (-x > size) | (x != x) ? x : best;
     }
 };
 
@@ -231,8 +211,7 @@ template <class M> struct ColumnTask {
                 const double w = double(weights[r * pitch + j]);
                 if (w > peak[j] || w != w) peak[j] = w;  // NaN where one is NaN
             }
-        if (job.image)
-            picture.template add<false>(weights, tile, 0, job.image + head_index * job.height * job.width, nullptr);
+        if (job.image) picture.add(weights, tile, 0, job.image + head_index * job.height * job.width);
     }
 };
 

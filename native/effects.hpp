@@ -37,17 +37,14 @@ template <class M> struct EffectTask {
     Operand<Single<T>> x = Operand<Single<T>>::in(arena, job.product ? kBlock : 0, x_columns);
     T* product = arena.take<T>(job.product ? (kTile + kStrip) * x_columns : 0);
     Picture<T> picture{p, job.height, job.width, arena};
-    Rank<T> rank{job.order}, magnitude{Order::magnitude};
     T* ranks = arena.take<T>(kBlock);
     // what this segment adds to the head's sums; of a picture, the pixel rows from first_pixel on
     int64_t group_count = job.groups ? job.query_groups * job.key_groups : 0;
     double* by_key = arena.take<double>(job.received ? p.keys : 0);
     double* groups = arena.take<double>(group_count);
     int64_t first_pixel = 0;
-    int64_t pixel_rows =
-        job.image_mean ? min_of(job.height, int64_t(double(job.segment_rows) / picture.tall.size) + 3) : 0;
+    int64_t pixel_rows = job.image ? min_of(job.height, int64_t(double(job.segment_rows) / picture.tall.size) + 3) : 0;
     double* means = arena.take<double>(pixel_rows * job.width);
-    T* largest = arena.take<T>(pixel_rows * job.width);
     StrongestList<T> strongest{arena.take<T>(job.strongest_count), arena.take<int64_t>(job.strongest_count),
                                job.strongest_count, 0};
 
@@ -63,7 +60,7 @@ template <class M> struct EffectTask {
     void run_segment() {
         clear();
         edges.weights.each_chunk(start, stop, [&](int64_t first, int64_t last) { add_chunk(first, last); });
-        for (int64_t i = start; job.top && i < stop; ++i) list_of(i).finish(job.order);
+        for (int64_t i = start; job.top && i < stop; ++i) list_of(i).finish();
         if (!job.turns) return;
         const Turn turn(job.turns + head_index, piece);
         add_to_head(piece == 0, piece + 1 == job.segments);
@@ -98,7 +95,7 @@ template <class M> struct EffectTask {
         const Vec<T> one = broadcast<T>(1), hidden = broadcast<T>(-kInfinity<T>);
         // Only the strongest key's weight can be near 1.
         const int64_t alone = CUT && job.strongest[row] >= 0 ? job.strongest[row] - j0 : -1;
-        Vec<T> sum = {}, high = hidden, highest = hidden;
+        Vec<T> sum = {}, high = hidden;
         for (int j = first; j < last; j += kLanes<T>) {
             const Vec<T> score = load(e + j), weight = normalizer.weight(score), term = load(t + j);
             Vec<T> effect = CUT ? weight / (one - weight) * (whole - term) : weight * term;
@@ -108,9 +105,8 @@ template <class M> struct EffectTask {
             sum = sum + effect;
             store(e + j, effect);
             if constexpr (LISTS) {
-                const Vec<T> by = rank.of(effect, score == hidden);
+                const Vec<T> by = rank_of<T>(effect, score == hidden);
                 high = larger(by, high);
-                highest = larger(magnitude.of(effect, score == hidden), highest);
                 store(ranks + j, by);
             }
         }
@@ -118,7 +114,7 @@ template <class M> struct EffectTask {
         if constexpr (LISTS) {
             if (job.top && lanes_above<T>(high, list_of(i).rank[job.top - 1]))
                 list_of(i).enter(ranks, e, j0, first, last, high);
-            if (strongest.k && lanes_above<T>(highest, strongest.below)) enter_strongest(part.seen, i, e);
+            if (strongest.k && lanes_above<T>(high, strongest.below)) enter_strongest(part.seen, i, e);
         }
     }
 
@@ -133,16 +129,12 @@ template <class M> struct EffectTask {
         return {static_cast<T*>(job.top_values) + from, job.top_indices + from, job.top};
     }
 
-    // `ranks` says what is hidden.
     void enter_strongest(const Seen& seen, int64_t i, const T* e) {
         for (int j = seen.first; j < seen.last; j += kLanes<T>) {
-            const auto none = load(ranks + j) == broadcast<T>(-kInfinity<T>);
-            T by[kLanes<T>];
-            store(by, magnitude.of(load(e + j), none));
-            for (uint32_t above = lanes_above<T>(load(by), strongest.below); above; above &= above - 1) {
-                const int lane = __builtin_ctz(above);
-                const int64_t place = i * p.keys + seen.j0 + j + lane;
-                strongest.enter(by[lane], e[j + lane] < 0 ? place | kNegative : place);
+            for (uint32_t above = lanes_above<T>(load(ranks + j), strongest.below); above; above &= above - 1) {
+                const int at = j + __builtin_ctz(above);
+                const int64_t place = i * p.keys + seen.j0 + at;
+                strongest.enter(ranks[at], e[at] < 0 ? place | kNegative : place);
             }
         }
     }
@@ -151,7 +143,7 @@ template <class M> struct EffectTask {
     void add_tile(const Tile& tile, int64_t first) {
         const T* effects = edges.weights.tile;
         sums.add(effects, tile, first, by_key + (job.received ? first : 0), groups);
-        if (job.image_mean) picture.template add<true>(effects, tile, first_pixel, means, largest);
+        if (job.image) picture.add(effects, tile, first_pixel, means);
         if (job.product) add_product(tile);
     }
 
@@ -172,9 +164,8 @@ template <class M> struct EffectTask {
         if (strongest.k) strongest.clear();
         if (job.received) std::memset(by_key, 0, p.keys * sizeof(double));
         std::memset(groups, 0, group_count * sizeof(double));
-        if (job.image_mean) first_pixel = picture.tall.first_of(start);
+        if (job.image) first_pixel = picture.tall.first_of(start);
         std::memset(means, 0, pixel_rows * job.width * sizeof(double));
-        std::memset(largest, 0, pixel_rows * job.width * sizeof(T));
     }
 
     void add_to_head(bool first, bool last) {
@@ -183,11 +174,7 @@ template <class M> struct EffectTask {
         for (int64_t n = 0; n < group_count; ++n) job.groups[head_index * group_count + n] += groups[n];
         const int64_t pixel = (head_index * job.height + first_pixel) * job.width;
         const int64_t pixels = min_of(pixel_rows, job.height - first_pixel) * job.width;
-        for (int64_t n = 0; n < pixels; ++n) {
-            static_cast<T*>(job.image_mean)[pixel + n] += T(means[n]);
-            T& most = static_cast<T*>(job.image_largest)[pixel + n];
-            most = Picture<T>::larger_of(most, largest[n]);
-        }
+        for (int64_t n = 0; n < pixels; ++n) job.image[pixel + n] += means[n];
         const int64_t from = head_index * strongest.k;
         StrongestList<T> all{static_cast<T*>(job.strongest_values) + from, job.strongest_indices + from, strongest.k,
                              0};

@@ -114,8 +114,8 @@ inline void take_operand(SumJob& job, Named& named, int64_t rows) {
     job.x = view(*x, bytes_of(job.x_type), p.batch, job.x_heads, rows, job.x_columns, "x");
 }
 
-// What the column pass and the pass over effects both need and answer; `image` is the name of a picture.
-inline void take_sums(SumJob& job, Named& named, const char* image) {
+// What the column pass and the pass over effects both need and answer.
+inline void take_sums(SumJob& job, Named& named) {
     const Problem& p = job.problem;
     job.states = take_states(named);
     job.received = named.sums("received", named.heads * p.keys);
@@ -129,10 +129,11 @@ inline void take_sums(SumJob& job, Named& named, const char* image) {
         check_labels(job.query_labels, p.batch * p.queries, job.query_groups, "query labels");
         check_labels(job.key_labels, p.batch * p.keys, job.key_groups, "key labels");
     }
-    if (const auto picture = named.write(image)) {
-        check(picture->ndim() == 4 && picture->shape(2) > 0 && picture->shape(3) > 0, image);
+    if (const auto picture = named.write("image")) {
+        check(picture->ndim() == 4 && picture->shape(2) > 0 && picture->shape(3) > 0, "image");
         job.height = int64_t(picture->shape(2));
         job.width = int64_t(picture->shape(3));
+        job.image = named.sums("image", named.heads * job.height * job.width);
     }
     job.matrix = named.statistics("weights", named.rows * p.keys);
     if (named.write("transposed")) {

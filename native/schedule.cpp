@@ -252,7 +252,7 @@ bool find_effects(EffectJob job, bool (*stop)()) {
     if (!has_weights(p)) return true;
     cut_into_segments(job, kernel);
     KeptMemory<true> memory;
-    if (job.received || job.image_mean || job.groups || job.strongest_count) {
+    if (job.received || job.image || job.groups || job.strongest_count) {
         job.turns = reinterpret_cast<int32_t*>(memory.at_least(heads * int64_t(sizeof(int32_t))));
         std::fill_n(job.turns, heads, 0);
     }

@@ -1,5 +1,5 @@
-// The k numbers of largest magnitude of a whole matrix, and the k first numbers of a row in some order. Both keep
-// ranks, larger for what comes first; a bit of the place keeps a number's sign where its rank does not.
+// The k numbers of largest magnitude of a whole matrix, and of a row. Both keep magnitudes; a bit of the place keeps a
+// number's sign.
 #pragma once
 
 #include "top.hpp"
@@ -10,30 +10,13 @@ namespace {
 constexpr int64_t kNegative = int64_t{1} << 62;  // in a place: the number is below 0
 constexpr int64_t kNowhere = kNegative - 1;      // the place of nothing, after all others
 
-// What numbers are compared by, larger for what comes first: their magnitude, themselves, or their opposite. What is
-// hidden, and NaN, which has no place in an order, have the rank -infinity and are never listed; an infinite number
-// that comes last has the largest negative rank that is finite.
-template <class T> struct Rank {
-    IntVec<T> flip, keep;
-
-    explicit Rank(Order order) : flip{}, keep(~IntVec<T>{}) {
-        const IntVec<T> sign = (IntVec<T>)broadcast<T>(T(-0.0));
-        if (order == Order::magnitude) keep = ~sign;
-        if (order == Order::smallest) flip = sign;
-    }
-
-    template <class Hidden> CLEARHEAD_INLINE_MEMBER Vec<T> of(Vec<T> x, Hidden hidden) const {
-        const Vec<T> rank = larger((Vec<T>)(((IntVec<T>)x ^ flip) & keep), broadcast<T>(-kLargest<T>));
-        const Vec<T> listed = x == x ? rank : broadcast<T>(-kInfinity<T>);
-        return hidden ? broadcast<T>(-kInfinity<T>) : listed;
-    }
-
-    // The number of a rank.
-    static T number(T rank, bool negative) {
-        const T known = rank == -kLargest<T> ? -kInfinity<T> : rank;
-        return negative ? -known : known;
-    }
-};
+// What numbers are compared by, their magnitude. What is hidden, and NaN, which has no place in an order, have the rank
+// -infinity and are never listed.
+template <class T, class Hidden> CLEARHEAD_INLINE Vec<T> rank_of(Vec<T> x, Hidden hidden) {
+    const Vec<T> size = (Vec<T>)((IntVec<T>)x & ~(IntVec<T>)broadcast<T>(T(-0.0)));
+    const Vec<T> listed = x == x ? size : broadcast<T>(-kInfinity<T>);
+    return hidden ? broadcast<T>(-kInfinity<T>) : listed;
+}
 
 // A heap with what goes first at its root: the smallest rank and, of equal ones, the latest place.
 template <class T> struct StrongestList {
@@ -79,7 +62,7 @@ template <class T> struct StrongestList {
         }
         for (int64_t i = 0; i < k; ++i) {
             const bool none = place[i] == kNowhere;
-            rank[i] = none ? T(0) : Rank<T>::number(rank[i], place[i] & kNegative);
+            if (none || place[i] & kNegative) rank[i] = none ? T(0) : -rank[i];
             place[i] = none ? -1 : place[i] & ~kNegative;
         }
     }
@@ -103,11 +86,10 @@ template <class T> struct FirstList {
             if (key[i] >= j0 && key[i] < kNegative) key[i] += int64_t(x[key[i] - j0] < 0) * kNegative;
     }
 
-    void finish(Order order) const {
+    void finish() const {
         for (int64_t i = 0; i < k; ++i) {
-            const bool none = key[i] < 0,
-                       negative = order == Order::smallest || (order == Order::magnitude && (key[i] & kNegative));
-            rank[i] = none ? T(0) : Rank<T>::number(rank[i], negative);
+            const bool none = key[i] < 0;
+            if (none || key[i] & kNegative) rank[i] = none ? T(0) : -rank[i];
             if (!none) key[i] &= ~kNegative;
         }
     }

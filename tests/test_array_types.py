@@ -41,8 +41,8 @@ def everything(engine: str, q: Any, k: Any, v: Any, g: Any) -> dict[str, Any]:
     result |= {"attention": ch.attention(q, k, v, causal=True, engine=engine)}
     result |= {name: getattr(effects, name) for name in ("by_key", "by_query")} | {"effects of groups": effects.groups}
     result |= {"effects' top": effects.top.values, "effects' top keys": effects.top.indices}
-    result |= {"top keys": seen.top.indices, **effects.image._asdict(), "strongest values": effects.strongest.value}
-    result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items() if name != "value"}
+    result |= {"top keys": seen.top.indices, "effects' image": effects.image}
+    result |= {f"strongest {name}": x for name, x in effects.strongest._asdict().items()}
     traced = ch.trace(q, k, v)
     return result | {
         "traced": traced.weights, "a token": traced.token(1).contributions, "rolled out": ch.rollout([A], query=1),

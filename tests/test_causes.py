@@ -15,9 +15,7 @@ from cause_problems import (
     along,
     check_elements,
     check_observed,
-    covered,
     each_engine,
-    signed_largest,
 )
 from clearhead.core import definition
 from clearhead.core.axes import Array
@@ -146,27 +144,6 @@ def test_equal_effects_come_in_the_order_of_their_places(engine: str):
     edges = E.strongest(10**9)
     assert len(edges.value) == 3 * 2 * 5 * keys
     assert (edges.batch[-1], edges.head[-1], edges.query[-1], edges.key[-1]) == (2, 1, 4, keys - 1)
-    np.testing.assert_allclose(E.image(2, 3).largest, 1, rtol=1e-12)
-
-
-@each_engine
-def test_a_picture_shows_the_positive_of_equal_effects_and_nan(engine: str):
-    """All weights are equal, so that effects of one size are equal to the bit wherever they lie: in several tiles."""
-    queries, keys = 150, 1100
-    v, g = fresh().choice([-2.0, -1, 1, 2], (2, keys, 1)), fresh().choice([-1.0, 1], (1, queries, 1))
-    v[0] = np.sign(v[0])
-    A = ch.AttentionMatrix(np.zeros((1, queries, 1)), np.zeros((1, keys, 1)), engine=engine)
-    pixels = tuple(fresh().integers(1, 4, 2).tolist())
-    for values in v:
-        E = A.contributions(values[None], g)
-        for height, width in (pixels, (1, 1)):
-            expected = signed_largest(g[None] * values[:, 0] / keys, height, width)[0]
-            np.testing.assert_allclose(E.image(height, width).largest, expected, rtol=1e-12)
-    place = fresh().integers(keys)
-    v[0, place] = np.nan
-    result = A.contributions(v[:1], g).image(1, pixels[1]).largest
-    under = [place in range(keys)[covered(pixel, pixels[1], keys)] for pixel in range(pixels[1])]
-    np.testing.assert_array_equal(np.isnan(result), np.broadcast_to(under, result.shape))
 
 
 @each_engine

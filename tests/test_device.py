@@ -129,7 +129,7 @@ def test_the_portable_engine_does_there_what_triton_does_not():
 
 def separate(seen: Any) -> list[Any]:
     """The arrays of observed effects."""
-    parts = (seen.by_key, seen.by_query, seen.groups), seen.top, seen.strongest, seen.image
+    parts = (seen.by_key, seen.by_query, seen.groups, seen.image), seen.top, seen.strongest
     return [x for part in parts for x in part]
 
 

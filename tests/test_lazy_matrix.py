@@ -143,7 +143,7 @@ def test_every_repr_is_one_line():
     )
     shown: list[Any] = [
         seen, seen.top, traced, traced.token(0), traced.steps[3], wide.contributions(many, many), wide.T,
-        narrow.contributions(q[0], q[0]).T, effects, effects.top, effects.strongest, effects.image,
+        narrow.contributions(q[0], q[0]).T, effects, effects.top, effects.strongest,
     ]  # fmt: skip
     for one in shown:
         words = repr(one)

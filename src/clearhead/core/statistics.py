@@ -75,14 +75,7 @@ class Strongest(NamedTuple):
         return shown
 
 
-class SignedImage(NamedTuple):
-    """The matrix as a picture: the mean under each pixel, and the effect there of largest magnitude, with its sign."""
-
-    mean: Any
-    largest: Any
-
-
-for _kind in (Top, Ranked, Strongest, SignedImage):
+for _kind in (Top, Ranked, Strongest):
     setattr(_kind, "__repr__", lambda self: brief(type(self).__name__, self._asdict()))  # noqa: B010
 
 _PICTURE, _TABLE = ("heads", "height", "width"), ("heads", "query groups", "key groups")
@@ -106,7 +99,7 @@ STATISTICS: dict[str, Statistic] = {
     "distance": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "row", "Σ_j a_ij |position of i - j|"),
     "diagonal": Statistic(PER_QUERY, "flag", "rows", "weighed", "after", "other", "a_ij of the key at i's position"),
     "image": Statistic(_PICTURE, "size", "columns", None, "after", "other", "mean of a over each pixel's area",
-                       {"weights": None, "effects": SignedImage}),
+                       {"weights": None, "effects": None}),
     "groups": Statistic(_TABLE, "labels", "columns", None, "added", "other", "Σ of a_ij between labelled spans",
                         {"weights": None, "effects": None}),
 }

@@ -19,8 +19,7 @@ from clearhead.core.call import Call
 from clearhead.core.effects import Others, Terms, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.state import State
-from clearhead.core.statistics import STATISTICS as TABLE
-from clearhead.core.statistics import Wanted, listed
+from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, in_one_dtype, kinds, room_for_sums, row_kinds, unsupported
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
@@ -35,8 +34,6 @@ STATISTICS = frozenset(  # of weights as the kernel lists them; a row's state is
     "logsumexp" if name in State._fields else name
     for name in (() if kernel is None else (*kernel.statistics(), *_EFFECTS))
 )
-# effects in float64, since they are sums; the kernel fills all others in the statistics' dtype
-_SUMMED = frozenset(x for x in listed("effects") if "added" in (TABLE[x].over_keys, TABLE[x].over_queries))
 ALL_LEVELS = "pip install . -C cmake.define.CLEARHEAD_LEVELS=all compiles every instruction set"
 _NUMBERS = (*State._fields, "rows", "keys", "entropy", "distance", "whole", "others")
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
@@ -239,10 +236,8 @@ def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
     more: dict[str, Any] = {name: np.ascontiguousarray(side, np.int64) for name, side in sides}
     results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
     if want.of == "effects":
-        rounded = {name: x for name, x in results.items() if x.dtype != np.int64 and name not in _SUMMED}
-        results |= {name: np.zeros(x.shape, dtype) for name, x in rounded.items()}
-        if want.top is not None:
-            more["order"] = 0  # by magnitude
+        lists = {name: np.zeros(x.shape, dtype) for name, x in results.items() if name.endswith("_values")}
+        results |= lists  # of effects as they are; all else are sums
     _edges(call, state, {"received" if name == "by_key" else name: x for name, x in results.items()}, **more)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
@@ -274,7 +269,7 @@ def product(call: Call, terms: Terms, x: Array) -> Array:
 
 
 def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: Any) -> None:
-    """Run the pass over weights or effects, which fills `answers`; `more` holds labels, an order, or x and its type.
+    """Run the pass over weights or effects, which fills `answers`; `more` holds labels, or x and its type.
 
     For effects, the kernel goes through the queries in segments that do not depend on the number of threads, and adds
     what each gives to the sums in their order; so no bit depends on it either.

@@ -21,7 +21,7 @@ from clearhead.core.namespace import astype, dtype_name, full, namespace, on_hos
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.core.state import State
-from clearhead.core.statistics import Wanted, arrays_of
+from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Kind, Upstream, kinds, row_kinds, unsupported
 from clearhead.engines.portable_blocks import PlacedBlock, first, matrices
 
@@ -62,7 +62,7 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
     """The column statistics, or all that is wanted of effects, of weights recomputed with the rows' state.
 
-    Lists and largest effects are chosen among effects that are rounded as `weights` rounds them, sums are of effects as
+    Lists are chosen among effects that are rounded as `weights` rounds them, sums are of effects as
     they are.
     """
     usual = statistics_dtype(call.problem.dtype)
@@ -81,7 +81,7 @@ def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
             peaks = result["peak"][part.cols]
             peaks[...] = namespace(peaks).maximum(peaks, astype(definition.peak(a), dtype_name(peaks)))
         if want.image is not None:
-            part.add_image(result[arrays_of("image", want.of)[0]], tile, want.image)
+            part.add_image(result["image"], tile, want.image)
         if want.groups is not None:
             part.add_groups(result["groups"], tile, *want.groups[:2])
         if want.of == "effects":
@@ -90,15 +90,13 @@ def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
 
 
 def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: dict[str, Any]) -> None:
-    """Put the first and the largest effects of a block where they belong."""
+    """Put the first effects of a block where they belong."""
     if want.top is not None:
         places = namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile))
         chosen = first(tile, places, want.top)
         result["top_values"][part.rows], result["top_indices"][part.rows] = chosen
     if want.strongest is not None:
         part.add_strongest(result["strongest_values"], result["strongest_indices"], tile, a.hidden())
-    if want.image is not None:
-        part.add_largest(result["image_largest"], tile, want.image)
 
 
 @_quiet

@@ -115,14 +115,6 @@ class PlacedBlock:
             here = total[(*self.place[:2], high, across)]
             here += definition.pooled(x[..., start - keys.start : stop - keys.start], beside(tall, x), beside(broad, x))
 
-    def add_largest(self, total: Any, x: Any, size: tuple[int, int]) -> None:
-        """Put into each pixel what `larger` leaves of it and of the block's effects under it."""
-        sides = zip(size, (self.problem.queries, self.problem.keys), self.place[2:], strict=True)
-        (high, tall), (across, broad) = (areas(pixels, length, chosen) for pixels, length, chosen in sides)
-        x = largest_under(largest_under(x, tall).swapaxes(-1, -2), broad).swapaxes(-1, -2)
-        here = total[(*self.place[:2], high, across)]
-        here[...] = larger(x, here)
-
     def keys_among_all(self, like: Any) -> Any:
         """The place of each key of the block among all keys."""
         return beside(np.arange(self.place.keys.start, self.place.keys.stop), like)
@@ -152,29 +144,6 @@ def first(values: Any, places: Any, count: int) -> tuple[Any, Any]:
         return 0.0 * ranks, ranks
     chosen, at = (take(x, xp.clip(ranks, 0, None), -1) for x in (values, places))
     return xp.where(ranks < 0, 0.0, chosen), xp.where(ranks < 0, -1, at)
-
-
-def larger(a: Any, b: Any) -> Any:
-    """What `SignedImage.largest` shows of two effects: the larger in magnitude, of equal ones the positive, or NaN.
-
-    The places do not matter, so parts of a picture merge in any order.
-
-    >>> larger(np.array([-2.0, -1.0, np.nan]), np.array([1.0, 1.0, 3.0]))
-    array([-2.,  1., nan])
-    """
-    xp = namespace(a)
-    return xp.where((abs(a) > abs(b)) | ((abs(a) == abs(b)) & (a > b)) | xp.isnan(a), a, b)
-
-
-def largest_under(x: Any, shares: Array) -> Any:
-    """What `larger` leaves of the rows of x that each pixel covers, (…, pixels, columns); shares as from `areas`."""
-    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
-    start, count = covers.argmax(axis=1), covers.sum(axis=1)
-    cells = start[:, None] + np.minimum(np.arange(count.max(initial=1)), np.maximum(count - 1, 0)[:, None])
-    under = x[..., beside(cells, x), :]
-    xp = namespace(x)
-    result = larger(xp.amax(under, axis=-2), xp.amin(under, axis=-2))
-    return xp.where(beside(count[:, None] > 0, x), result, 0.0)
 
 
 def matrices(

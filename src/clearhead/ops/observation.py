@@ -39,7 +39,7 @@ class Observation:
     strongest: Strongest | None = None
     distance: Any = None
     diagonal: Any = None
-    image: Any = None  # an array; of effects, a SignedImage
+    image: Any = None
     groups: Any = None
     queries: int = 0
     keys: int = 0
