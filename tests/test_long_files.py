@@ -16,7 +16,7 @@ from clearhead.core.arrays import bfloat16
 from clearhead.errors import RuleError, SelectionError
 from clearhead.view import images, long, page, pooling
 from clearhead.view.pooling import tile
-from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
+from long_pages import TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
 from seeds import fresh
 from test_page import HOSTILE
@@ -30,7 +30,7 @@ small = pytest.fixture(two_layers, scope="module")
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
-def test_a_picture_holds_each_pixels_largest_and_mean_weight(n, m, side, causal, seed):
+def test_a_picture_holds_each_pixels_largest_weight(n, m, side, causal, seed):
     rules = {"causal": True, "query_offset": m - n} if causal else {}
     part = matrix(n, m, seed=seed, **rules)
     weights = part[0].astype(np.float64)
@@ -42,10 +42,8 @@ def test_a_picture_holds_each_pixels_largest_and_mean_weight(n, m, side, causal,
         for c in range(len(cols) - 1):
             block = alone[:, rows[r] : rows[r + 1], cols[c] : cols[c + 1]]
             assert np.allclose(result["most"][:, r, c], block.max((1, 2)), atol=1e-6)
-            assert np.allclose(result["mean"][:, r, c], block.mean((1, 2)), atol=1e-6)
         first = weights[:, rows[r] : rows[r + 1], 0]
         assert np.allclose(result["first_most"][:, r], first.max(1), atol=1e-6)
-        assert np.allclose(result["first_mean"][:, r], first.mean(1), atol=1e-6)
     assert np.allclose(result["received"], weights.sum(1), atol=1e-4)
 
 
@@ -65,9 +63,9 @@ RULES = {
 }
 
 
-def ask(head=0, level=0, rule="most", words=False):
+def ask(head=0, level=0):
     """The first tile of a head."""
-    return {"layer": 0, "head": head, "level": level, "row": 0, "col": 0, "rule": rule, "words": words}
+    return {"layer": 0, "head": head, "level": level, "row": 0, "col": 0}
 
 
 def computed(document, tmp_path, *wanted):
@@ -86,25 +84,20 @@ def test_a_tile_of_the_page_is_the_matrix_within_its_bound(rule, dtype, tmp_path
     document = document_of(part)
     for head, (tiles, bounds, _) in zip((1, 3), computed(document, tmp_path, ask(1), ask(3)), strict=True):
         page, weights = tiles[:N, :M], np.asarray(part[0, head], np.float64)
-        assert np.array_equal(page == -1, tile(part.part(0), head, range(N + 1), range(M + 1), 1, "most") == -1)
+        assert np.array_equal(page == -1, tile(part.part(0), head, slice(N), slice(M), 1) == -1)
         seen = page != -1
         assert (bounds < 1e-3).all()
         assert (abs(page - weights) <= bounds * weights + 1e-9)[seen].all()
 
 
-@pytest.mark.parametrize("rule", ["most", "mean"])
-@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "words"])
-def test_the_page_and_the_server_compute_the_same_pixels(rule, whole, tmp_path):
+def test_the_page_and_the_server_compute_the_same_pixels(tmp_path):
     part = matrix(len(TOKENS), causal=True)
-    wanted = [ask(2, level, rule, whole) for level in (0, 1, 2)]
-    for level, (tiles, _, result) in enumerate(computed(document_of(part, TOKENS), tmp_path, *wanted)):
-        rows, cols = (edges or range(len(TOKENS) + 1) for edges in result["edges"])
-        expected = tile(part.part(0), 2, list(rows), list(cols), 2**level, rule)
+    levels = (0, 1, 2)
+    for level, (tiles, _, _) in zip(
+        levels, computed(document_of(part), tmp_path, *(ask(2, x) for x in levels)), strict=True
+    ):
+        expected = tile(part.part(0), 2, slice(None), slice(None), 2**level)
         assert np.allclose(tiles[: expected.shape[0], : expected.shape[1]], expected, atol=1e-6)
-    if whole:
-        assert len(rows) - 1 == len(TEXT)
-        weights = np.asarray(part[0, 2], np.float64)
-        assert tile(part.part(0), 2, [3, 6], [3, 6], 1, "mean")[0, 0] == pytest.approx(weights[3:6, 3:6].sum() / 3)
 
 
 def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
@@ -166,7 +159,7 @@ def test_nonfinite_weights_are_stored_as_nonfinite():
         wrong[:, 0] = False  # the first key has a picture of its own
         assert (codes == pooling.NONFINITE).tolist() == wrong.tolist()
         finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
-        assert layer["largest"]["most"][0] == pytest.approx(finite.max())
+        assert layer["largest"][0] == pytest.approx(finite.max())
         assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
         assert "nan" in part.to_svg()
 

@@ -95,8 +95,8 @@ REST: Errors = {
     TypeError: {
         "matrices is an AttentionMatrix of shape (3, 3): expected a list of AttentionMatrix, one per layer.\n\n"
         "hint: ch.rollout([A0, A1], query=-1)": lambda: ch.rollout(matrix(), query=0),
-        "unknown option `beide`.\n\nhint: did you mean `beside`? "
-        "Known: batch, beside, language, source_tokens, title, tokens, v.": lambda: matrix().save("page.html", beide=A),
+        "unknown option `batsh`.\n\nhint: did you mean `batch`? "
+        "Known: batch, language, source_tokens, title, tokens, v.": lambda: matrix().save("page.html", batsh=A),
     },
     ValueError: {
         "q is ('n', 3): expected an array, or its shape in whole numbers.\n\nhint: q=(3, 4)": lambda: ch.shapes(

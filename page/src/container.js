@@ -46,22 +46,6 @@ export function openPage(read) {
   return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
 }
 
-/**
- * Arrays that were requested: the header's length, the header, the arrays, each at a multiple of eight bytes.
- * @param {ArrayBuffer} buffer @returns {Page}
- */
-export function openFrame(buffer) {
-  const start = 8 + new Uint32Array(buffer, 0, 1)[0];
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
-  const bytesOf = (/** @type {number} */ first, /** @type {number} */ length) =>
-    new Uint8Array(buffer.slice(start + first, start + first + length));
-  const array = (/** @type {string} */ name) => {
-    const entry = header.arrays[name];
-    return { shape: entry.shape, data: numbers(bytesOf(entry.at, bytesIn(entry)), entry.dtype) };
-  };
-  return { header, has: (name) => name in header.arrays, array, known: () => undefined, bytesOf, keep: array };
-}
-
 /** How many bytes an array has where it is not compressed. @param {{shape: number[], dtype: string}} entry */
 const bytesIn = ({ shape, dtype }) => sizeOf(shape) * BYTES[dtype];
 

@@ -12,7 +12,7 @@ type Test = (i: number, j: number) => boolean;
 type Scale = "sqrt" | "linear" | "log";
 type Shows = "weights" | "contributions" | "cuts" | "moved";
 
-/** A layer of a run to show; docs/commands.md says what the fields of a header hold. */
+/** A layer of a run to show, as view/long.py describes it. */
 interface Layer {
   name: string;
   heads: number[];
@@ -40,7 +40,7 @@ interface Header {
   [field: string]: any;
 }
 
-/** The document inside a page, or what a server sent. */
+/** The document inside a page. */
 interface Page {
   header: Header;
   has(name: string): boolean;
@@ -86,7 +86,6 @@ interface Place {
 }
 type Shell = ReturnType<typeof import("./shell.js").openShell>;
 type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
-type Operands = Awaited<ReturnType<typeof import("./long/operands.js").operandsAt>>;
 type Dive = ReturnType<typeof import("./dive/dive.js").diveRoom>;
 
 /** Colours: shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; colour(x) that of a value. */
@@ -161,28 +160,24 @@ type Picture = {
   largest: number;
 };
 type Head = Awaited<ReturnType<typeof import("./long/source.js").openHead>>;
-type Units = { count: number; edges: Int32Array | null }; // unit u has tokens edges[u]…edges[u+1]; null: one each
-type View = { y: number; x: number; step: number }; // the first query and key, and units for each pixel of the screen
+type View = { y: number; x: number; step: number }; // the first query and key, and tokens for each pixel of the screen
 type Frame = ReturnType<typeof import("./long/view.js").frame>;
 
 /** All that the map needs. */
 interface Shown {
   head: Head; // under what is supposed
-  other: Head | null; // subtracted
-  wide: Record<string, Picture>; // the finer pictures, once they are loaded
-  queries: Units;
-  keys: Units;
+  wide: Picture | null; // the finer picture, once it is loaded
+  queries: number;
+  keys: number;
   queryName(token: number): string;
   keyName(token: number): string;
-  rule: "most" | "mean"; // of a pixel with many weights
   scale: Scale;
   aside: boolean; // the first key is left out
   whole: number; // the end of the colour scale for the whole head
   high: number; // the end of the colour scale
   inView: boolean; // the scale's end is that of the rows in view
-  fixed: boolean; // the scale's end is 1
   view: View;
-  cell: { i: number; j: number; pinned: boolean }; // in units
+  cell: { i: number; j: number; pinned: boolean };
   row: Float32Array | null; // weights of the chosen query, by key token
   column: Float32Array | null; // weights on the chosen key, by query token
   received: ArrayLike<number> | null; // what each key token receives from all queries
@@ -198,7 +193,6 @@ interface Source {
   place: Place;
   shell: Shell;
   head: Head;
-  other: Head | null;
   shownAs(head: Head): void; // the chosen head is shown under a supposition, or as it ran
   pick(at: Address): void;
   again(): Promise<void>; // draws the head again, from the present state
@@ -222,13 +216,10 @@ interface Parts {
 /** The view of one head, and what the map, the text and the controls change of it. */
 interface Look extends Source, Shown {
   head: Head;
-  other: Head | null;
   actual: Head; // as it ran
-  actualOther: Head | null;
   offset: number; // the key position of query 0
   keyTexts: string[] | null;
   pads: Set<number>; // which of them are padding
-  canWords: boolean;
   parts: Parts;
   jumpTo(query: number, key: number): void;
   drawSoon(): void;
@@ -243,5 +234,4 @@ interface Row {
   L: number;
   weights: Numbers;
   seen: number;
-  mixed: { sum: Numbers; size: Numbers } | null; // Σ a·v and Σ a·|v|, where the server computed it: then only the chosen key has a score and a logit
 }

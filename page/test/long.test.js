@@ -2,10 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { range } from "../src/attention.js";
 import { asRun } from "../src/head.js";
-import { alongKeys, weightFrom, weightOn } from "../src/long/lines.js";
+import { alongKeys } from "../src/long/lines.js";
 import { firstPixel, forbidden, pixel } from "../src/long/source.js";
 import { under } from "../src/long/supposing.js";
-import { search, tokenAt, tokens, unitName, unitOf, words } from "../src/long/units.js";
+import { search } from "../src/long/names.js";
 import { cellAt, follow, frame, settle, showWhole, zoom } from "../src/long/view.js";
 
 const plain = {
@@ -23,31 +23,6 @@ const plain = {
   temperature: 1,
 };
 
-test("words begin where a space, a sign or another script begins", () => {
-  const starts = (texts) => [...words(texts).edges];
-  assert.deepEqual(starts([" un", "believ", "able", ",", " it", "'s", " 1", "2", "猫", "犬"]), [0, 3, 4, 6, 8, 9, 10]);
-  assert.deepEqual(starts(["un", "##believ", "##able", "story"]), [0, 3, 4]);
-  assert.deepEqual(starts(["▁a", "b", "▁c"]), [0, 2, 3]);
-  assert.deepEqual(starts(["7", "12"]), [0, 1, 2]);
-});
-
-test("units and tokens lead to each other", () => {
-  const u = words([" a", "b", " c", " d", "e", "f"]);
-  assert.deepEqual(
-    [0, 1, 2, 3, 4, 5].map((token) => unitOf(u, token)),
-    [0, 0, 1, 2, 2, 2],
-  );
-  assert.deepEqual(
-    [0, 1, 2, 3].map((unit) => tokenAt(u, unit)),
-    [0, 2, 3, 6],
-  );
-  assert.equal(
-    unitName(u, (index) => [" a", "b", " c", " d", "e", "f"][index], 2),
-    "def",
-  );
-  assert.deepEqual([tokenAt(tokens(4), 3), unitOf(tokens(4), 3)], [3, 3]);
-});
-
 test("a search finds words over token borders, each place once", () => {
   assert.deepEqual(search([" the", " un", "believ", "able", " The", "ory"], "the"), [0, 4]);
   assert.deepEqual(search([" un", "believ", "able"], "NBEL"), [0]);
@@ -55,16 +30,7 @@ test("a search finds words over token borders, each place once", () => {
   assert.deepEqual(search(["em", "##bed"], "embed"), [0]);
 });
 
-test("a line's weight on a word is the sum over its keys, from a word the mean over its queries", () => {
-  const u = words([" a", "b", " c"]);
-  assert.deepEqual(
-    [0, 1].map((unit) => weightOn(Float32Array.of(0.25, 0.5, -1), u, unit)),
-    [0.75, -1],
-  );
-  assert.deepEqual(
-    [0, 1].map((unit) => weightFrom(Float32Array.of(0.25, 0.5, 0.125), u, unit)),
-    [0.375, 0.125],
-  );
+test("a column stands at the places of its queries among the keys", () => {
   assert.deepEqual([...alongKeys(Float32Array.of(1, 2, 3), 2, 4)], [0, 0, 1, 2]);
 });
 
@@ -75,7 +41,7 @@ test("the view stays inside the matrix, and a zoom keeps its point where it is",
     [3, 9000, 400],
     [1, 1, 300],
   ]) {
-    const shown = { queries: tokens(n), keys: tokens(m), view: { y: 0, x: 0, step: 1 }, cell: { i: n - 1, j: m >> 1 } };
+    const shown = { queries: n, keys: m, view: { y: 0, x: 0, step: 1 }, cell: { i: n - 1, j: m >> 1 } };
     const f = frame(width, shown);
     const inside = () => {
       const { y, x, step } = shown.view;

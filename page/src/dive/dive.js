@@ -3,11 +3,8 @@
 import { afterwards, h, renew, write } from "../dom.js";
 import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
-import { operandsAt } from "../long/operands.js";
-import { stillAt } from "../long/shown.js";
 import { under } from "../long/supposing.js";
 import { LEVELS } from "../long/source.js";
-import { tokenAt } from "../long/units.js";
 import { arithmetic } from "./arithmetic.js";
 import { drawBars } from "./bars.js";
 import { problemOf, rowAt } from "./problem.js";
@@ -21,8 +18,6 @@ export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
   let drawn = "";
-  /** @type {Operands} what the server sent of a head too large to be sent whole */
-  let part = null;
   let { what } = place;
   let drawBelow = () => {};
   const drawSoon = afterwards(() => drawBelow());
@@ -48,59 +43,42 @@ export function diveRoom({ t }, place) {
     if (!look || !spot) return;
     what = place.what;
     const { i, j, head } = spot;
-    if (part?.head !== head) part = null;
     const shown = under(head, what);
-    const computed = `${shown.supposition} ${Boolean(head.computing)} ${part?.i} ${part?.j}`;
+    const computed = `${shown.supposition} ${Boolean(head.computing)}`;
     const here = `${Object.values(head.address)} ${i} ${j} ${spot.name} ${computed}`;
     if (drawn === here) return;
     drawn = here;
-    const problem = part?.problem ?? problemOf(shown);
+    const problem = problemOf(shown);
     rest.hidden = !problem;
-    play.hidden = Boolean(part);
-    const about = problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "pictured head";
-    const cell = part ?? { i, j, levels: LEVELS };
-    write(says, t(about, cell));
+    const about = problem ? "dive says" : head.served ? "dive served" : head.exact ? "computing" : "pictured head";
+    write(says, t(about, { i, j, levels: LEVELS }));
     if (!problem) return lines.replaceChildren();
-    const row = part?.row ?? rowAt(problem, i);
-    const real = Boolean(part) || isAsRun(place.what);
-    const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
+    const row = rowAt(problem, i);
+    const real = isAsRun(place.what);
+    const bound = real ? (head.computing?.bound(i) ?? null) : null;
     const ran = real ? null : asItRan(head, i, j);
-    const written = arithmetic(problem, row, cell.i, cell.j, bound, t);
+    const written = arithmetic(problem, row, i, j, bound, t);
     renew(lines, itemsOf(written, ran?.lines));
     drawBelow = () => {
-      drawBars(bars, row.weights, ran?.row.weights ?? null, cell.j);
-      if (!part) steps.update(problem, ran?.problem ?? null, i, j);
+      drawBars(bars, row.weights, ran?.row.weights ?? null, j);
+      steps.update(problem, ran?.problem ?? null, i, j);
     };
     drawSoon();
-    if (part) return void (steps.element.hidden = true);
     controls.update(problem);
   }
 
   /** The map's cell has moved. @param {Look} next */
   function show(next) {
     look = next;
-    const { head } = next;
-    const still = stillAt(next);
-    if (part?.head !== head) update();
-    if (head.computing) return;
-    if (!head.served) return void head.loading.then(() => look === next && update());
-    const spot = chosen();
-    if (!spot) return;
-    const fill = (/** @type {Operands} */ sent) => {
-      if (look !== next || !still()) return;
-      part = sent;
-      if (!sent && next.state.shows !== "weights") return void next.again(); // what edges did can be computed now
-      update();
-    };
-    operandsAt(head, spot.i, spot.j).then(fill).catch(next.failed);
+    update();
+    if (!next.head.computing) next.head.loading.then(() => look === next && update());
   }
 
   return { element, lines, show };
 }
 
 /** The chosen weight: its query and key, the key's name, and the head as it ran. @param {Look} look */
-function chosenIn({ cell, queries, keys, keyName, actual: head }) {
-  const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
+function chosenIn({ cell: { i, j }, keyName, actual: head }) {
   return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
 }
 

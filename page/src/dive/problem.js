@@ -19,7 +19,7 @@ export function rowAt({ q, k, rules, m }, i) {
   const L = logsumexp(m, (j) => logits[j], rules.sink);
   const weights = logits.map((x) => (x === -Infinity ? 0 : Math.exp(x - L)));
   const seen = logits.reduce((sum, x) => sum + Number(x !== -Infinity), 0);
-  return { scores, logits, L, weights, seen, mixed: null };
+  return { scores, logits, L, weights, seen };
 }
 
 /** What each rule makes of a score: its value after scaling, capping and biases. @param {Rules} rules @param {number} score @param {number} i @param {number} j */
@@ -34,7 +34,6 @@ export function throughRules(rules, score, i, j) {
  * @param {Problem} problem @param {Row} row @param {number} c @param {number} [share] @returns {[number, number]}
  */
 export function outputAt({ v, m }, row, c, share = 0) {
-  if (row.mixed) return [row.mixed.sum[c], row.mixed.size[c] * share];
   let [sum, size] = [0, 0];
   if (v)
     for (let j = 0; j < m; j++)

@@ -1,38 +1,31 @@
 // Moves the chosen cell and updates all that depends on it: the readout, the lists, the text, the table, the link.
 
-import { MASKED } from "../attention.js";
 import { write } from "../dom.js";
-import { fmt } from "../numbers.js";
-import { unitColumn, unitRow, weightOn } from "./lines.js";
 import { linkSoon } from "./link.js";
 import { fillLists } from "./lists.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { shadeText } from "./reading.js";
 import { readout } from "./readout.js";
 import { onPage, stillAt } from "./shown.js";
+import { columnOf, rowOf } from "./source.js";
 import { fillTable } from "./table.js";
-import { tokenAt } from "./units.js";
 import { follow as bringIntoView } from "./view.js";
 
 /** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed @param {(look: Look) => void} [draw]      draws the map */
 export async function moved(look, wait, draw = refresh) {
-  const { cell, head, other, queries, keys, parts, state, shell, place } = look;
+  const { cell, head, parts, state, shell, place } = look;
   const { i, j } = cell;
   const still = stillAt(look);
   if (!onPage(look)) return;
-  Object.assign(state, { query: tokenAt(queries, i), key: tokenAt(keys, j), pinned: cell.pinned });
+  Object.assign(state, { query: i, key: j, pinned: cell.pinned });
   if (wait) await new Promise((then) => setTimeout(then, wait));
   if (!still()) return;
-  const lines = [unitRow(head, queries, i), unitColumn(head, keys, j), other && unitRow(other, queries, i)];
-  const [row, column, otherRow] = await Promise.all(lines).catch((why) => (look.failed(why), []));
+  const lines = [rowOf(head, i), columnOf(head, j)];
+  const [row, column] = await Promise.all(lines).catch((why) => (look.failed(why), []));
   if (!still()) return;
   Object.assign(look, { row, column });
   draw(look);
-  const words =
-    readout(look, shell.t) +
-    (other
-      ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}`
-      : "");
+  const words = readout(look, shell.t);
   write(parts.readout, words);
   shell.say(words);
   fillLists(look, (query, key) => jump(look, query, key));
@@ -43,12 +36,6 @@ export async function moved(look, wait, draw = refresh) {
   linkSoon(state);
   place.choose("map", { ...state.address, query: state.query, key: state.key });
 }
-
-/** @param {Float32Array} row @param {Units} keys @param {number} unit */
-const weightIn = (row, keys, unit) => {
-  const value = weightOn(row, keys, unit);
-  return value === MASKED ? 0 : value;
-};
 
 /** What the model says comes after a query's token. @param {Look} look @param {number} query */
 export function follow({ answer, offset, queryName }, query) {
@@ -72,9 +59,5 @@ export function show(look, i, j) {
 /** @param {Look} look @param {number} down @param {number} right */
 export function step(look, down, right) {
   const { cell, queries, keys } = look;
-  jump(
-    look,
-    Math.max(0, Math.min(queries.count - 1, cell.i + down)),
-    Math.max(0, Math.min(keys.count - 1, cell.j + right)),
-  );
+  jump(look, Math.max(0, Math.min(queries - 1, cell.i + down)), Math.max(0, Math.min(keys - 1, cell.j + right)));
 }

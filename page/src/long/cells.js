@@ -3,15 +3,15 @@
 import { MASKED } from "../attention.js";
 import { inkOn, rgb } from "../colour.js";
 import { short } from "../numbers.js";
-import { minus, shadeOf } from "./coloured.js";
+import { shadeOf } from "./coloured.js";
 import { SIDE } from "./tiles.js";
 import { endOf } from "./view.js";
 
 /**
  * The numbers of one tile; top, left: its first query and key.
- * @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {Float32Array} weights @param {Float32Array | null} other @param {number} top @param {number} left
+ * @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {Float32Array} weights @param {number} top @param {number} left
  */
-export function drawNumbers(pen, shown, f, weights, other, top, left) {
+export function drawNumbers(pen, shown, f, weights, top, left) {
   const { view } = shown;
   const size = 1 / view.step;
   const shade = shadeOf(shown);
@@ -23,7 +23,7 @@ export function drawNumbers(pen, shown, f, weights, other, top, left) {
       const index = (i - top) * SIDE + j - left;
       if (weights[index] === MASKED) continue;
       const [x, y] = [(j - view.x) * size, (i - view.y) * size];
-      const value = minus(weights, other, index);
+      const value = weights[index];
       pen.fillStyle = inkOn(Number.isFinite(value) ? shade.colour(value) : rgb("warn")) === "dark" ? "#000" : "#fff";
       pen.fillText(short(value), x + size / 2, y + size / 2);
     }

@@ -8,7 +8,7 @@ import { COMPUTED, dots, KEPT } from "./supposing.js";
 
 export const SHOWS = ["weights", "contributions", "cuts", "moved"];
 
-/** Whether a page has, or its server sends, what the effects of a layer's edges need. @param {any} layer @param {number} place      the head's place */
+/** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} place      the head's place */
 export const hasEffects = ({ statistics, values, exact }, place) =>
   Boolean(statistics.effect && values && exact.includes(place));
 

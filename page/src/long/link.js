@@ -15,12 +15,12 @@ export function linkSoon(state) {
 /** @param {any} state */
 export function toLink(state) {
   if (state.quiet) return;
-  const { address, query, key, view, rule, scale, aside, words: whole, statistic, shows } = state;
+  const { address, query, key, view, scale, aside, statistic, shows } = state;
   const place = [
     `at=${address.run}.${address.layer}.${address.head}`,
     `cell=${query}.${key}`,
     `by=${statistic}`,
-    `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}.${shows}`,
+    `show=${scale}.${Number(aside)}.${shows}`,
   ];
   if (view) place.push(`view=${[view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_")}`);
   const link = `#${place.join("&")}`;
@@ -45,11 +45,10 @@ export function fromLink(state, runs) {
     Object.assign(state, { query, key, pinned: true });
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
-  const [rule, scale, aside, whole, shows] = (parts.get("show") ?? "").split(".");
-  if (["most", "mean"].includes(rule)) state.rule = rule;
+  const [scale, aside, shows] = (parts.get("show") ?? "").split(".");
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
   if (layerShown.statistics.effect && SHOWS.includes(shows)) state.shows = shows;
-  [state.aside, state.words] = [aside === "1", whole === "1"];
+  state.aside = aside === "1";
   if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, parts.get("by") ?? ""))
     state.statistic = parts.get("by");
 }

@@ -3,8 +3,7 @@
 import { MASKED } from "../attention.js";
 import { h, write } from "../dom.js";
 import { fmt, listOf, percent, withSign } from "../numbers.js";
-import { inUnits, weightFrom, weightOn } from "./lines.js";
-import { placed, tokenAt, unitLabel } from "./units.js";
+import { labelOf, placed } from "./names.js";
 
 const MOST = 10;
 const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
@@ -15,7 +14,7 @@ const lists = new WeakMap();
 
 /** Both lists; each entry leads to its cell. They stay in place while their numbers change. @param {Look} look @param {(i: number, j: number) => void} jump */
 export function fillLists(look, jump) {
-  const { parts, cell, queries, keys, queryName, keyName, row, column } = look;
+  const { parts, cell, queryName, keyName, row, column } = look;
   const { t } = look.shell;
   const made = lists.get(parts.lists) ?? [
     strongest("query", (j) => jump(cell.i, j)),
@@ -25,14 +24,14 @@ export function fillLists(look, jump) {
   lists.set(parts.lists, made);
   const { shows } = look.head;
   const what = t(`shows ${shows}`);
-  const query = { name: placed(queries, queryName, cell.i, 16), what };
-  const key = { name: placed(keys, keyName, cell.j, 16), what };
+  const query = { name: placed(queryName, cell.i, 16), what };
+  const key = { name: placed(keyName, cell.j, 16), what };
   const titles = shows === "weights" ? ["query looks", "key seen"] : ["query effects", "key effects"];
-  made[0].set(t(titles[0], query), inUnits(row, keys, weightOn), keys, keyName, shows);
-  made[1].set(t(titles[1], key), inUnits(column, queries, weightFrom), queries, queryName, shows);
+  made[0].set(t(titles[0], query), row, keyName, shows);
+  made[1].set(t(titles[1], key), column, queryName, shows);
 }
 
-/** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(unit: number) => void} go */
+/** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(token: number) => void} go */
 function strongest(role, go) {
   const title = h("h3");
   const entries = listOf(MOST, (rank) => {
@@ -46,8 +45,8 @@ function strongest(role, go) {
   let best = [];
   return {
     element,
-    /** @param {string} words @param {Float32Array | null} values      by unit @param {Units} units @param {(token: number) => string} name @param {Shows} shows */
-    set(words, values, units, name, shows) {
+    /** @param {string} words @param {Float32Array | null} values      by token @param {(token: number) => string} name @param {Shows} shows */
+    set(words, values, name, shows) {
       element.hidden = !values;
       if (!values) return;
       element.className = `strongest role-${shows === "weights" ? role : shows}`;
@@ -56,11 +55,10 @@ function strongest(role, go) {
       for (const [rank, index] of best.entries()) {
         const { button, parts } = entries[rank];
         const [place, label, number] = parts;
-        const token = tokenAt(units, index);
         button.className = values[index] < 0 ? "below" : "";
         button.style.backgroundSize = `${Math.abs((100 * values[index]) / values[best[0]])}%`;
         write(place, String(index));
-        write(label, name(token) === String(token) ? "" : unitLabel(units, name, index, 18));
+        write(label, name(index) === String(index) ? "" : labelOf(name, index, 18));
         write(number, (shows === "weights" ? percent : signed)(values[index]));
       }
       if (list.childElementCount !== best.length)

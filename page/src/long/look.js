@@ -19,7 +19,6 @@ import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
 import { drawText } from "./text.js";
 import { whenReady } from "./tiles.js";
-import { unitOf } from "./units.js";
 import { showWhole } from "./view.js";
 
 /** @type {Look | null} the one that is drawn again with the window's size */
@@ -41,7 +40,7 @@ export async function openLook(source, here, heading, follows) {
   );
   if (!state.view) showWhole(look, frameOf(look));
   table.addEventListener("toggle", () => fillTable(look));
-  look.jumpTo = (query, key) => jump(look, unitOf(look.queries, query), unitOf(look.keys, key));
+  look.jumpTo = (query, key) => jump(look, query, key);
   listen(look);
   bindKeys(look);
   drawText(look);
@@ -49,7 +48,7 @@ export async function openLook(source, here, heading, follows) {
   performance.mark("clearhead picture");
   if (state.key < 0) {
     const key = await strongestKey(head, state.query).catch(source.failed);
-    if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
+    if (state.key < 0) look.cell.j = key ?? 0;
   }
   follows(
     () => goTo(look),
@@ -67,8 +66,8 @@ export async function openLook(source, here, heading, follows) {
  */
 function suppose(look) {
   if (!onPage(look)) return;
-  const { actual, actualOther, parts, place, state } = look;
-  Object.assign(look, shownUnder(actual, actualOther, place.what, state.shows));
+  const { actual, parts, place, state } = look;
+  look.head = shownUnder(actual, place.what, state.shows);
   parts.ribbon.hidden = isAsRun(place.what);
   const tally = look.head.computing?.tally;
   if (tally) look.received = tally.received; // whole once the column is there, which takes all weights
@@ -101,10 +100,10 @@ async function receive(look) {
 
 /** @param {Look} look */
 async function goTo(look) {
-  const { page, state, actual: head, queries, keys } = look;
+  const { page, state, actual: head } = look;
   if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
-  if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
+  if (onPage(look)) show(look, state.query, Math.min(key ?? 0, head.m - 1));
 }
 
 /** @param {Source} source @returns {Parts} */
@@ -143,15 +142,13 @@ function facts({ head, state, shell: { t } }) {
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { actual, actualOther, aside, state } = look;
-  const { head, other } = shownUnder(actual, actualOther, asRun(), state.shows);
+  const { actual, aside, state } = look;
+  const head = shownUnder(actual, asRun(), state.shows);
   const draw = () => onPage(look) && refresh(look);
-  surveyOf(head).then(async (survey) => {
-    const minus = other && (await surveyOf(other));
+  surveyOf(head).then((survey) => {
     if (look.head === head) look.received = survey.received;
-    look.nonfinite = survey.nonfinite || Boolean(minus && minus.nonfinite);
-    const [end, otherEnd] = [survey, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
-    look.whole = Math.max(end, otherEnd);
+    look.nonfinite = survey.nonfinite;
+    look.whole = survey[aside ? "aside" : "whole"];
     draw();
     shadeText(look);
   });

@@ -13,7 +13,7 @@ export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 
 /** Draw the map again. @param {Look} look */
 export function refresh(look) {
-  const { parts, head, queries, keys, view, state, rule } = look;
+  const { parts, head, queries, keys, view, state } = look;
   const { t } = look.shell;
   const f = frameOf(look);
   settle(look, f);
@@ -26,7 +26,7 @@ export function refresh(look) {
     hatched && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  const ends = t(look.fixed ? "ends at one" : "ends here", {
+  const ends = t("ends here", {
     which: t(look.inView ? "queries in view" : "all queries"),
     what: t(`shows ${head.shows}`),
   });
@@ -39,15 +39,15 @@ export function refresh(look) {
   const where = t("where", {
     i0: Math.floor(view.y),
     i1: Math.ceil(end.y) - 1,
-    n: queries.count,
+    n: queries,
     j0: Math.floor(view.x),
     j1: Math.ceil(end.x) - 1,
-    m: keys.count,
+    m: keys,
   });
   const pixel =
     rows * cols === 1
       ? head.shows === "weights" && t("single")
-      : (stretched ? t("stretched") : "") + t("many", { rows, cols, rule: t(rule) });
+      : (stretched ? t("stretched") : "") + t("many", { rows, cols });
   write(parts.where, [where, pixel, missing && t("computing")].filter(Boolean).join(" · "));
   parts.box.dataset.missing = String(missing);
 }

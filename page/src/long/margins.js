@@ -3,8 +3,7 @@
 import { MASKED } from "../attention.js";
 import { css, rgb, weighed } from "../colour.js";
 import { fmt } from "../numbers.js";
-import { weightFrom, weightOn } from "./lines.js";
-import { unitLabel, unitOf } from "./units.js";
+import { labelOf } from "./names.js";
 import { axesOf, GAP, STRIP } from "./view.js";
 
 /** @typedef {ReturnType<typeof axesOf>["down"]} Axis */
@@ -31,18 +30,14 @@ export function drawNames(pen, shown, f) {
 }
 
 /** @param {Axis} axis @param {number} step @param {number} room @param {(name: string, at: number, colour: string) => void} write */
-function eachName({ units, name, start, from, length, chosen, role }, step, room, write) {
+function eachName({ count, name, start, from, length, chosen, role }, step, room, write) {
   const named = 1 / step >= 13;
   const every = named ? 1 : niceStep(64 * step);
-  for (
-    let unit = Math.ceil(start / every) * every;
-    unit < Math.min(units.count, start + length * step);
-    unit += every
-  ) {
-    const position = (unit + (named ? 0.5 : 0) - start) / step;
+  for (let at = Math.ceil(start / every) * every; at < Math.min(count, start + length * step); at += every) {
+    const position = (at + (named ? 0.5 : 0) - start) / step;
     if (position < -1 || position > length) continue;
-    const text = named ? unitLabel(units, name, unit, Math.floor((room - 10) / 7)) : String(unit);
-    write(text, from + position, css(rgb(unit === chosen ? role : "soft")));
+    const text = named ? labelOf(name, at, Math.floor((room - 10) / 7)) : String(at);
+    write(text, from + position, css(rgb(at === chosen ? role : "soft")));
   }
 }
 
@@ -71,31 +66,28 @@ export function drawProfiles(pen, shown, f) {
   const { shows } = shown.head;
   const roles = shows === "weights" ? ["query", "key", "key"] : [shows, shows, `${shows}-minus`]; // no weight is below 0
   const [query, key, minus] = roles.map((role) => css(rgb(role)));
-  eachBar(shown, across, shown.row, weightOn, (position, size, below) => {
+  eachBar(shown, across, shown.row, (position, size, below) => {
     pen.fillStyle = below ? minus : query;
     pen.fillRect(position, bottom, 1, size);
   });
-  eachBar(shown, down, shown.column, weightFrom, (position, size, below) => {
+  eachBar(shown, down, shown.column, (position, size, below) => {
     pen.fillStyle = below ? minus : key;
     pen.fillRect(right, position, size, 1);
   });
 }
 
-/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {typeof weightOn} weightOf @param {(at: number, size: number, below: boolean) => void} draw */
-function eachBar({ view, high, scale, aside, keys, head }, { units, start, from, length }, line, weightOf, draw) {
+/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {(at: number, size: number, below: boolean) => void} draw */
+function eachBar({ view, high, scale, aside, head }, { count, start, from, length, role }, line, draw) {
   if (!line) return;
   const shade = weighed(high, scale);
-  const left = aside && units === keys ? unitOf(keys, head.first) : -1;
+  const left = aside && role === "key" ? head.first : -1;
   for (let position = 0; position < length; position++) {
     const first = Math.floor(start + position * view.step);
-    if (first >= units.count) break;
-    const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (position + 1) * view.step)));
+    if (first >= count) break;
+    const last = Math.min(count, Math.max(first + 1, Math.floor(start + (position + 1) * view.step)));
     let most = 0;
-    for (let unit = first; unit < last; unit++)
-      if (unit !== left) {
-        const value = weightOf(line, units, unit);
-        if (value !== MASKED && Math.abs(value) > Math.abs(most)) most = value;
-      }
+    for (let at = first; at < last; at++)
+      if (at !== left && line[at] !== MASKED && Math.abs(line[at]) > Math.abs(most)) most = line[at];
     if (most) draw(from + position, Math.max(1, Math.min(1, shade.shade(Math.abs(most))) * STRIP), most < 0);
   }
 }

@@ -13,14 +13,9 @@ import { thumbnails } from "./thumbnails.js";
 export const newState = () => ({
   statistic: PICTURES,
   address: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
-  other: /** @type {Address | null} */ (null),
-  rule: /** @type {"most" | "mean"} */ ("most"),
   scale: /** @type {Scale} */ ("sqrt"),
   shows: /** @type {Shows} */ ("weights"),
   aside: false,
-  inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
-  fixed: false, // colours from 0 to 1
-  words: false,
   display: false, // the further controls are open
   query: -1, // tokens; −1: the last that is no padding
   key: -1, // −1: the one with the query's largest weight
@@ -145,7 +140,6 @@ async function openHead(room) {
   };
   if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);
   const head = await headAt(page, state.address).catch(failed);
-  const other = state.other && (await headAt(page, state.other).catch(failed));
   if (request !== latest || !head) return;
   if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   if (state.key >= head.m) state.key = -1;
@@ -156,7 +150,7 @@ async function openHead(room) {
     failed,
     shownAs: pictures.shownAs,
   };
-  const source = { answer, dive, page, state, place, shell, head, other, ...actions };
+  const source = { answer, dive, page, state, place, shell, head, ...actions };
   await openLook(source, here, heading, (follow, suppose) => Object.assign(room, { follow, suppose }));
   pictures.start();
 }

@@ -4,29 +4,26 @@ import { colour, fill } from "../canvas.js";
 import { shadeOf } from "./coloured.js";
 import { listOf } from "../numbers.js";
 import { firstPixel, forbidden, pixel } from "./source.js";
-import { tokenAt } from "./units.js";
 import { filled } from "./view.js";
 
-/** The finest picture; a difference needs two of one size. @param {Shown} shown @returns {Picture | undefined} */
-export const pictureOf = ({ head, other, wide, rule }) =>
-  (!other && !head.supposition && wide.most ? wide : head.small)[rule];
+/** The finest picture. @param {Shown} shown */
+export const pictureOf = ({ head, wide }) => (!head.supposition && wide) || head.small;
 
 /** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
 export function drawPicture(pen, shown, f) {
   const picture = pictureOf(shown);
   if (!picture) return;
   const { head, view } = shown;
-  const other = shown.other?.small[shown.rule];
   const [pixelsHigh, pixelsWide] = picture.pixels;
   const size = filled(shown, f);
   const [high, wide] = [Math.ceil(size.high), Math.ceil(size.wide)];
-  const rows = pixelsUnder(high, view.y, view.step, shown.queries, head.n, pixelsHigh);
-  const cols = pixelsUnder(wide, view.x, view.step, shown.keys, head.m, pixelsWide);
+  const rows = pixelsUnder(high, view.y, view.step, head.n, pixelsHigh);
+  const cols = pixelsUnder(wide, view.x, view.step, head.m, pixelsWide);
   const valueOf = readerOf(shown);
-  const masked = -2; // no value, and no difference
+  const masked = -2; // no value
   const values = Float32Array.from({ length: wide * high }, (_, index) => {
     const [row, col] = [rows[Math.floor(index / wide)], cols[index % wide]];
-    const value = valueOf(picture, row, col) - (other ? valueOf(other, row, col) : 0);
+    const value = valueOf(picture, row, col);
     return value === 0 && isMasked(head, picture, row, col) ? masked : value;
   });
   const paint = (/** @type {Uint32Array} */ pixels) => colour(pixels, values, shadeOf(shown), 0, masked);
@@ -34,21 +31,20 @@ export function drawPicture(pen, shown, f) {
   pen.drawImage(sheet, 0, 0, wide, high);
 }
 
-/** For each pixel of the screen the picture's pixel. @param {number} size @param {number} start @param {number} step @param {Units} units @param {number} tokens @param {number} pixels */
-const pixelsUnder = (size, start, step, units, tokens, pixels) =>
+/** For each pixel of the screen the picture's pixel. @param {number} size @param {number} start @param {number} step @param {number} tokens @param {number} pixels */
+const pixelsUnder = (size, start, step, tokens, pixels) =>
   listOf(size, (index) => {
-    const unit = Math.min(units.count - 1, Math.floor(start + (index + 0.5) * step));
-    return Math.min(pixels - 1, Math.floor(((tokenAt(units, unit) + 0.5) * pixels) / tokens));
+    const token = Math.min(tokens - 1, Math.floor(start + (index + 0.5) * step));
+    return Math.min(pixels - 1, Math.floor(((token + 0.5) * pixels) / tokens));
   });
 
 /** Reads a pixel. The first key is stored separately; it is added to its pixel again unless it is left out. @param {Shown} shown */
-function readerOf({ head: { m, first }, aside, rule }) {
+function readerOf({ head: { m, first }, aside }) {
   return (/** @type {Picture} */ picture, /** @type {number} */ row, /** @type {number} */ col) => {
     const wide = picture.pixels[1];
     const { value } = pixel(picture, row, col);
     if (aside || col !== Math.floor((first * wide) / m)) return value;
-    const alone = firstPixel(picture, row).value;
-    return rule === "most" ? Math.max(value, alone) : value + alone / Math.max(1, m / wide);
+    return Math.max(value, firstPixel(picture, row).value);
   };
 }
 

@@ -4,8 +4,8 @@ import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { listOf, spelled } from "../numbers.js";
-import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
-import { gapsOf, unitOf } from "./units.js";
+import { alongKeys } from "./lines.js";
+import { gapsOf } from "./names.js";
 
 const SHADES = 60; // few, so that most tokens keep theirs from one query to the next
 /** @type {WeakMap<HTMLElement, string[]>} a token's background and ink */
@@ -145,7 +145,7 @@ function shown(text) {
 
 /** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {Look} look @param {{token: number, row: Float32Array} | null} [over] */
 export function shadeText(look, over = null) {
-  const { parts, head, keys, offset, state, aside, received, row, column } = look;
+  const { parts, head, offset, state, aside, received, row, column } = look;
   const by = over ? "query" : state.reading.by;
   const { why } = look.page.header;
   const caused = by === "effect";
@@ -157,10 +157,7 @@ export function shadeText(look, over = null) {
       : by === "query"
         ? (over?.row ?? row)
         : column && !cross && alongKeys(column, offset, head.m);
-  const ofUnits = values
-    ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn)
-    : null;
-  shade(parts.text, ofUnits, (token) => unitOf(keys, token), {
+  shade(parts.text, values, {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
@@ -171,14 +168,12 @@ export function shadeText(look, over = null) {
 
 /**
  * @param {HTMLElement} box
- * @param {ArrayLike<number> | null} values      of each unit
- * @param {(token: number) => number} unitAt
+ * @param {ArrayLike<number> | null | false} values      of each token
  * @param {{query: number, key: number, aside: number, shows: string}} marks      tokens; aside is left white
  */
-function shade(box, values, unitAt, marks) {
-  const aside = marks.aside < 0 ? -1 : unitAt(marks.aside);
+function shade(box, values, marks) {
   const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
-  const most = sizes.reduce((most, size, index) => (index !== aside && size > most ? size : most), 0);
+  const most = sizes.reduce((most, size, index) => (index !== marks.aside && size > most ? size : most), 0);
   const plain = marks.shows === "weights";
   const scale = plain ? weighed(most) : signed(marks.shows, most, "sqrt");
   const written = listOf(SHADES + 1, (index) => {
@@ -206,7 +201,7 @@ function shade(box, values, unitAt, marks) {
 
   /** @param {HTMLElement} span @param {number} token */
   function colourToken(span, token) {
-    const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
+    const value = values && token !== marks.aside ? values[token] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade =
       value === MASKED || (plain ? value <= 0 : value === 0)

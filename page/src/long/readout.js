@@ -2,18 +2,14 @@
 
 import { MASKED } from "../attention.js";
 import { fmt, isolated, within } from "../numbers.js";
-import { tokensOf, weightOn } from "./lines.js";
 import { firstPixel, pixel } from "./source.js";
-import { placed, tokenAt } from "./units.js";
+import { placed } from "./names.js";
 
 /** @param {Shown} shown @param {Say} t */
 export function readout(shown, t) {
-  const { cell, queries, keys, queryName, keyName, row } = shown;
+  const { cell, queryName, keyName, row } = shown;
   const reading = cellValue(shown);
-  const names = {
-    query: isolated(placed(queries, queryName, cell.i, 24)),
-    key: isolated(placed(keys, keyName, cell.j, 24)),
-  };
+  const names = { query: isolated(placed(queryName, cell.i, 24)), key: isolated(placed(keyName, cell.j, 24)) };
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!reading) return read(t("computing"));
   if (reading.value === MASKED) return read(t("masked cell"));
@@ -24,7 +20,7 @@ export function readout(shown, t) {
   if (!finite) parts.push(t("nonfinite cell"));
   else if (!reading.exact) parts.push(t("of pixel"));
   if (finite && row) {
-    const { rank, of, sum } = placeIn(row, keys, reading.value);
+    const { rank, of, sum } = placeIn(row, reading.value);
     const { layer, rules, served } = shown.head;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
     parts.push(t("rank here", { rank, of }));
@@ -36,20 +32,13 @@ export function readout(shown, t) {
 }
 
 /** The chosen cell's weight and its error bound. @param {Shown} shown */
-function cellValue({ head, cell, row, queries, keys }) {
+function cellValue({ head, cell: { i, j }, row }) {
   if (row) {
-    const value = weightOn(row, keys, cell.j);
-    const { computing } = head;
-    return {
-      value,
-      off: computing ? value * Math.max(...tokensOf(queries, cell.i).map(computing.bound)) : 0,
-      exact: true,
-    };
+    return { value: row[j], off: head.computing ? row[j] * head.computing.bound(i) : 0, exact: true };
   }
-  const picture = head.small.most;
+  const picture = head.small;
   if (!picture) return null;
   const [high, wide] = picture.pixels;
-  const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
   const index = Math.floor(((i + 0.5) * high) / head.n);
   return {
     ...(j === head.first ? firstPixel(picture, index) : pixel(picture, index, Math.floor(((j + 0.5) * wide) / head.m))),
@@ -57,11 +46,10 @@ function cellValue({ head, cell, row, queries, keys }) {
   };
 }
 
-/** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {Units} keys @param {number} weight */
-function placeIn(row, keys, weight) {
+/** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {number} weight */
+function placeIn(row, weight) {
   let [rank, of, sum] = [1, 0, 0];
-  for (let index = 0; index < keys.count; index++) {
-    const other = weightOn(row, keys, index);
+  for (const other of row) {
     if (other === MASKED) continue;
     of++;
     sum += other;

@@ -25,15 +25,6 @@ export function headAt(page, address) {
   return head;
 }
 
-/** Whether every weight of a layer's head is known. @param {Page} page @param {any} layer @param {number} place */
-const isExact = (page, layer, place) => Boolean(page.header.served) || layer.exact.includes(place);
-
-/** Whether a layer's head can be subtracted: it has as many queries and keys, and its weights come from the same source. @param {Page} page @param {Head} head @param {any} layer @param {number} place */
-export const areAlike = (page, head, layer, place) =>
-  layer.queries === head.n &&
-  layer.keys === head.m &&
-  Boolean((head.exact && isExact(page, layer, place)) || (head.small.most && layer.pixels));
-
 /** The query at which a head opens: the last that is no padding. @param {Page} page @param {Head} head */
 export function lastQuery(page, { address, layer, n }) {
   const pads = new Set(layer.text === "tokens" ? page.header.runs[address.run].pads : []);
@@ -49,32 +40,24 @@ export async function openHead(page, { run, layer: place, head: position }) {
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
   const { served } = page.header;
-  const exact = isExact(page, layer, position);
+  const exact = Boolean(served) || exactAt >= 0;
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
-  /** @param {string} prefix @param {any} scale @param {number} place @returns {Promise<Record<string, Picture>>} */
-  async function pictures(prefix, scale, place) {
-    /** @type {Record<string, Picture>} */
-    const made = {};
-    if (!scale) return made;
-    for (const rule of ["most", "mean"]) {
-      const pixels = await array(prefix + rule);
-      const side = await array(`${prefix}first_${rule}`);
-      if (!pixels || !side) continue;
-      const [rows, cols] = pixels.shape.slice(1);
-      made[rule] = {
-        pixels: [rows, cols],
-        data: /** @type {Uint8Array} */ (pixels.data),
-        start: place * rows * cols,
-        first: /** @type {Uint8Array} */ (side.data),
-        firstStart: place * rows,
-        largest: scale[rule][place],
-      };
-    }
-    made.mean ??= made.most;
-    return made;
+  /** @param {string} prefix @param {number[] | undefined} largest @param {number} place @returns {Promise<Picture | null>} */
+  async function picture(prefix, largest, place) {
+    const [pixels, side] = [await array(`${prefix}most`), await array(`${prefix}first_most`)];
+    if (!largest || !pixels || !side) return null;
+    const [rows, cols] = pixels.shape.slice(1);
+    return {
+      pixels: [rows, cols],
+      data: /** @type {Uint8Array} */ (pixels.data),
+      start: place * rows * cols,
+      first: /** @type {Uint8Array} */ (side.data),
+      firstStart: place * rows,
+      largest: largest[place],
+    };
   }
-  const small = await pictures("", layer.largest, position);
+  const small = await picture("", layer.largest, position);
   const rowAt = served ? position : exactAt;
   const received = rowAt < 0 ? null : await array("received");
   if (exactAt >= 0) for (const name of RULES) await array(name);
@@ -89,7 +72,7 @@ export async function openHead(page, { run, layer: place, head: position }) {
     served,
     rules,
     small,
-    wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
+    wide: () => (exact && !served ? picture("wide_", layer.wide?.largest, exactAt) : Promise.resolve(null)),
     received: received && /** @type {Float32Array} */ (received.data).subarray(rowAt * m, (rowAt + 1) * m),
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
@@ -98,10 +81,10 @@ export async function openHead(page, { run, layer: place, head: position }) {
     shows: /** @type {Shows} */ ("weights"),
   };
   if (exactAt >= 0 && !served)
-    head.loading = (small.most ? drawn() : Promise.resolve())
+    head.loading = (small ? drawn() : Promise.resolve())
       .then(() => computed(page, layer, exactAt, rules))
       .then((operands) => void (head.computing = operands));
-  if (!small.most) await head.loading;
+  if (!small) await head.loading;
   return head;
 }
 
@@ -109,7 +92,7 @@ export async function openHead(page, { run, layer: place, head: position }) {
 const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
 
 /** @param {Page} page @param {any} layer @param {number} place @param {Rules} rules */
-export async function computed(page, layer, place, rules) {
+async function computed(page, layer, place, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
   const loaded = ["q", "k", "logsumexp", "v", "g"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
   const [q, k, lse, values, effects] = /** @type {NumberArray[]} */ (await Promise.all(loaded));
@@ -163,7 +146,7 @@ function longestOf(k, m) {
  * @param {number} rounded      what q and k lost by rounding, as a share
  * @param {() => number} longest      the length of the longest key
  */
-export const bounds = (q, L, r, rounded, longest) => (/** @type {number} */ i) => {
+const bounds = (q, L, r, rounded, longest) => (/** @type {number} */ i) => {
   const most = Math.abs(r.scale) * norm(q, i) * longest();
   const lost = 2 ** -24 * (4 + Math.abs(L[i]) + (q.width + 8) * most);
   return Math.expm1(lost + 4 * rounded * most);
@@ -212,17 +195,11 @@ export async function columnOf(head, j) {
 }
 
 /** Weights from the viewer's server. @param {Head} head @param {string} what @param {Record<string, any>} values */
-export const ask = async (head, what, values) => new Float32Array(await askBytes(head, what, values));
-
-/**
- * Asks the viewer's server.
- * @param {Head} head @param {string} what @param {Record<string, any>} values @returns {Promise<ArrayBuffer>}
- */
-export async function askBytes(head, what, values) {
+export async function ask(head, what, values) {
   const body = JSON.stringify({ ...head.address, ...values });
   const answer = await fetch(what, { method: "POST", body }).catch(() => Promise.reject(new Error("ended")));
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
-  return answer.arrayBuffer();
+  return new Float32Array(await answer.arrayBuffer());
 }
 
 /** Do the rules without a mask forbid all of these? @param {Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */

@@ -1,12 +1,12 @@
 // A head under what is supposed: the same head with other rules and other numbers in q, k and v.
 
 import { dot, logit, MASKED, range, rowInto, rowLogsumexp } from "../attention.js";
-import { asRun, edited, isAsRun, supposed } from "../head.js";
+import { edited, isAsRun, supposed } from "../head.js";
 
 export const KEPT = 2 ** 20; // weights: of heads up to this size products and weights are kept
 
 /** What a head has not whose numbers are computed here, even where the run's own come from a server or a picture. */
-export const COMPUTED = { served: false, small: {}, wide: () => Promise.resolve({}), received: null };
+export const COMPUTED = { served: false, small: null, wide: () => Promise.resolve(null), received: null };
 /** @type {WeakMap<Head, {made: Head, cold: string, logits: Logits | null}>} */
 const latest = new WeakMap();
 /** @type {WeakMap<Rows, {other: Rows, kept: Float64Array}>} */
@@ -38,9 +38,6 @@ export function under(head, what) {
   latest.set(head, { made, cold, logits });
   return made;
 }
-
-/** The same rules for another head: edited numbers belong to the chosen one. @param {Head} head @param {WhatIf} what */
-export const underRules = (head, what) => under(head, { ...what, values: asRun().values });
 
 /** @typedef {(i: number, from: number, to: number, out: Float32Array, place: number) => void} RowInto */
 

@@ -25,13 +25,13 @@ const known = new WeakMap();
 export function surveyOf(head) {
   const kept = known.get(head);
   if (kept) return kept;
-  const made = head.small.most ? Promise.resolve(fromPicture(head)) : fromWeights(head);
+  const made = head.small ? Promise.resolve(fromPicture(head, head.small)) : fromWeights(head);
   known.set(head, made);
   return made;
 }
 
-/** @param {Head} head @returns {Survey} */
-function fromPicture({ small: { most: p }, layer, address, received }) {
+/** @param {Head} head @param {Picture} p @returns {Survey} */
+function fromPicture({ layer, address, received }, p) {
   const { whole, aside } = layer.reach;
   const codes = p.data.subarray(p.start, p.start + p.pixels[0] * p.pixels[1]);
   const nonfinite =

@@ -3,9 +3,9 @@
 import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
 import { fmt, listOf } from "../numbers.js";
-import { unitRow, weightOn } from "./lines.js";
+import { labelOf } from "./names.js";
 import { stillAt } from "./shown.js";
-import { unitLabel } from "./units.js";
+import { rowOf } from "./source.js";
 
 const SIZE = 9;
 
@@ -15,22 +15,19 @@ export async function fillTable(look) {
   const { head, queries, keys, queryName, keyName, cell } = look;
   const [{ table }, { t }] = [look.parts, look.shell];
   if (!table.open || !head.exact) return;
-  const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
-  const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));
+  const [rows, cols] = [around(cell.i, queries), around(cell.j, keys)];
+  const lines = await Promise.all(rows.map((i) => rowOf(head, i)));
   if (!still()) return;
   const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : fmt(value, 3));
   const made = h(
     "table",
-    h(
-      "caption",
-      t("where", { i0: rows[0], i1: rows.at(-1), n: queries.count, j0: cols[0], j1: cols.at(-1), m: keys.count }),
-    ),
+    h("caption", t("where", { i0: rows[0], i1: rows.at(-1), n: queries, j0: cols[0], j1: cols.at(-1), m: keys })),
     h(
       "thead",
       h(
         "tr",
         h("td"),
-        cols.map((j) => h("th", { scope: "col" }, `${j} ${unitLabel(keys, keyName, j, 12)}`)),
+        cols.map((j) => h("th", { scope: "col" }, `${j} ${labelOf(keyName, j, 12)}`)),
       ),
     ),
     h(
@@ -39,8 +36,8 @@ export async function fillTable(look) {
         const line = lines[index];
         return h(
           "tr",
-          h("th", { scope: "row" }, `${i} ${unitLabel(queries, queryName, i, 12)}`),
-          cols.map((j) => h("td", said(line ? weightOn(line, keys, j) : NaN))),
+          h("th", { scope: "row" }, `${i} ${labelOf(queryName, i, 12)}`),
+          cols.map((j) => h("td", said(line ? line[j] : NaN))),
         );
       }),
     ),

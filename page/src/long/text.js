@@ -3,10 +3,10 @@
 import { add, byId, h, scrollWithin } from "../dom.js";
 import { follow, jump } from "./cell.js";
 import { choice } from "./controls.js";
-import { unitRow } from "./lines.js";
+import { search } from "./names.js";
 import { spelled } from "../numbers.js";
 import { passage, shadeText } from "./reading.js";
-import { search, unitOf } from "./units.js";
+import { rowOf } from "./source.js";
 
 /** @param {Look} look */
 export function drawText(look) {
@@ -69,7 +69,7 @@ export function drawText(look) {
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
 async function pointAt(look, token) {
-  const { head, offset, queries, reading } = { ...look, ...look.state };
+  const { head, offset, reading } = { ...look, ...look.state };
   if (reading.over === token) return;
   reading.over = token;
   if (reading.by === "effect") return look.answer.point(token);
@@ -78,7 +78,7 @@ async function pointAt(look, token) {
     shadeText(look);
     return follow(look, look.state.query);
   }
-  const row = await unitRow(head, queries, unitOf(queries, query)).catch(() => null);
+  const row = await rowOf(head, query).catch(() => null);
   if (reading.over !== token || !row) return;
   shadeText(look, { token: /** @type {number} */ (token), row });
   follow(look, query);
@@ -113,12 +113,10 @@ function searchField(look, again) {
 
 /** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
 function find(look, word, back) {
-  const { keyTexts, offset, cell, queries, keys } = look;
+  const { keyTexts, offset, cell } = look;
   const [{ reading }, { t }] = [look.state, look.shell];
-  const tokens = search(/** @type {string[]} */ (keyTexts), word);
-  const places = tokens.filter((token, place) => !place || unitOf(keys, token) !== unitOf(keys, tokens[place - 1])); // a word is found once
-  const ahead = (/** @type {number} */ token) =>
-    picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j;
+  const places = search(/** @type {string[]} */ (keyTexts), word);
+  const ahead = (/** @type {number} */ token) => (picksQuery(look) ? token - offset - cell.i : token - cell.j);
   const next = back
     ? (places.findLast((token) => ahead(token) < 0) ?? places.at(-1))
     : (places.find((token) => ahead(token) > 0) ?? places[0]);
@@ -139,8 +137,8 @@ const picksQuery = ({ state, head }) => state.reading.picks === "query" && !head
 
 /** A token of the text becomes the query or the key. @param {Look} look @param {number} token */
 function choose(look, token) {
-  const { head, offset, cell, queries, keys } = look;
+  const { head, offset, cell } = look;
   const query = token - offset;
-  if (picksQuery(look) && query >= 0 && query < head.n) jump(look, unitOf(queries, query), cell.j);
-  else jump(look, cell.i, unitOf(keys, token));
+  if (picksQuery(look) && query >= 0 && query < head.n) jump(look, query, cell.j);
+  else jump(look, cell.i, token);
 }

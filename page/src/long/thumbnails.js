@@ -79,7 +79,7 @@ const keyOf = (address) => Object.values(address).join(" ");
 
 /** @param {HTMLCanvasElement} strip @param {Head} head */
 async function paint(strip, head) {
-  const { rows, cols, values } = head.small.most ? stored(head) : await sampled(head);
+  const { rows, cols, values } = head.small ? stored(head, head.small) : await sampled(head);
   const { layer, address } = head;
   const shade = weighed(layer.reach.whole[address.head]);
   fill(cols, rows, (pixels) => colour(pixels, values, shade, pixelOf(rgb("hatch-ground"))), sheet);
@@ -97,8 +97,8 @@ async function paint(strip, head) {
   pen.drawImage(sheet, Math.round(left), Math.round(top), Math.round(wide), Math.round(high));
 }
 
-/** @param {Head} head */
-function stored({ small: { most: p }, first, m }) {
+/** @param {Head} head @param {Picture} p */
+function stored({ first, m }, p) {
   const [rows, cols] = p.pixels;
   const firstCol = Math.floor((first * cols) / m);
   const values = Float32Array.from({ length: rows * cols }, (_, index) => {

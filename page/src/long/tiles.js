@@ -1,13 +1,11 @@
 // Tiles of 256 × 256 pixels, computed in short slices of time so that the page stays responsive; the last 64 are kept.
 
-import { listOf } from "../numbers.js";
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { ask } from "./source.js";
 import { KEPT as KEPT_WEIGHTS } from "./supposing.js";
-import { tokenAt } from "./units.js";
 
-/** @typedef {{head: Head, rows: Units, cols: Units, level: number, row: number, col: number, rule: "most" | "mean"}} Wanted */
+/** @typedef {{head: Head, level: number, row: number, col: number}} Wanted      a pixel covers 2^level × 2^level weights */
 
 export const SIDE = 256;
 const KEPT = 64;
@@ -27,12 +25,11 @@ export function whenReady(then, otherwise) {
   lost = otherwise;
 }
 
-/** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w @param {string} [supposed]      where the tile of what is supposed is kept, in place of the one before */
-export function tileOf(w, supposed = "if") {
-  const { head, rows, level, row, col, rule } = w;
+/** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
+export function tileOf(w) {
+  const { head, level, row, col } = w;
   const live = head.supposition && head.n * head.m <= KEPT_WEIGHTS; // computed at once: it changes with every frame
-  const rest = `${rows.edges ? "w" : "t"} ${level} ${row} ${col} ${level || rows.edges ? rule : ""}`;
-  const key = `${Object.values(head.address)} ${live ? supposed : head.supposition} ${rest}`;
+  const key = `${Object.values(head.address)} ${live ? "if" : head.supposition} ${level} ${row} ${col}`;
   const kept = done.get(key);
   if (kept && (!live || kept.head === head)) {
     keep(key, head, kept.tile); // the latest used is the last to go
@@ -95,74 +92,38 @@ async function compute(w, stillWanted) {
 }
 
 /** The same from the viewer's server. @param {Wanted} w */
-async function served({ head, rows, cols, level, row, col, rule }) {
+async function served({ head, level, row, col }) {
   const step = 2 ** level;
-  const edges = (/** @type {Units} */ u, /** @type {number} */ place) => {
-    const first = place * SIDE * step;
-    return listOf(Math.min(u.count, first + SIDE * step) - first + 1, (place) => tokenAt(u, first + place));
-  };
-  const [down, across] = [edges(rows, row), edges(cols, col)];
-  const pixels = await ask(head, "tile", { rows: down, cols: across, step, rule });
-  const wide = Math.ceil((across.length - 1) / step);
+  const [top, left] = [row * SIDE * step, col * SIDE * step];
+  const [end, right] = [Math.min(head.n, top + SIDE * step), Math.min(head.m, left + SIDE * step)];
+  const pixels = await ask(head, "tile", { rows: [top, end], cols: [left, right], step });
+  const wide = Math.ceil((right - left) / step);
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   for (let y = 0; y * wide < pixels.length; y++) out.set(pixels.subarray(y * wide, (y + 1) * wide), y * SIDE);
   return out;
 }
 
 /**
- * One row of pixels: each covers 2^level × 2^level units.
+ * One row of pixels, each with the largest of its weights.
  * @param {Wanted} w @param {number} y @param {Float32Array} out
  */
-export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
-  const { computing: c } = head;
-  if (!c) return;
+export function pixelRow({ head: { computing: c, n, m }, level, row, col }, y, out) {
   const step = 2 ** level;
-  const [u0, u1] = [(row * SIDE + y) * step, Math.min(rows.count, (row * SIDE + y + 1) * step)];
-  const v0 = col * SIDE * step;
-  const v1 = Math.min(cols.count, v0 + SIDE * step);
-  if (u0 >= u1 || v0 >= v1) return;
-  if (!level && !rows.edges && !cols.edges) return c.rowInto(u0, v0, v1, out, y * SIDE);
-  const [from, to] = [tokenAt(cols, v0), tokenAt(cols, v1)];
-  const line = new Float32Array(to - from);
-  const unit = new Float32Array(v1 - v0);
+  const [first, end] = [(row * SIDE + y) * step, Math.min(n, (row * SIDE + y + 1) * step)];
+  const from = col * SIDE * step;
+  const to = Math.min(m, from + SIDE * step);
+  if (!c || first >= end || from >= to) return;
   const start = y * SIDE;
-  const sums = new Float64Array(SIDE);
-  for (let u = u0; u < u1; u++) {
-    const [i0, i1] = [tokenAt(rows, u), tokenAt(rows, u + 1)];
-    unit.fill(MASKED);
-    for (let i = i0; i < i1; i++) {
-      c.rowInto(i, from, to, line, 0);
-      if (cols.edges) addWords(line, from, cols.edges, v0, unit, 1 / (i1 - i0));
-      else unit.set(line);
-    }
-    for (let v = 0; v < unit.length; v++) {
-      const a = unit[v];
-      if (a === MASKED) continue;
-      const x = level ? Math.floor(v / step) : v;
-      if (rule === "most" || !level) out[start + x] = larger(out[start + x], a);
-      else {
-        out[start + x] = 0;
-        sums[x] += a;
-      }
+  if (!level) return c.rowInto(first, from, to, out, start);
+  const line = new Float32Array(to - from);
+  for (let i = first; i < end; i++) {
+    c.rowInto(i, from, to, line, 0);
+    for (let j = 0; j < line.length; j++) {
+      const x = start + Math.floor(j / step);
+      if (line[j] !== MASKED) out[x] = larger(out[x], line[j]);
     }
   }
-  if (rule === "mean" && level)
-    for (let x = 0; x < SIDE; x++) {
-      const width = Math.min(v1 - v0, (x + 1) * step) - x * step;
-      if (out[start + x] !== MASKED) out[start + x] = sums[x] / (width * (u1 - u0));
-    }
 }
 
 /** The one of larger magnitude; NaN before all. @param {number} x @param {number} a */
 const larger = (x, a) => (x === MASKED || Number.isNaN(a) || Math.abs(a) > Math.abs(x) ? a : x);
-
-/**
- * @param {Float32Array} line @param {number} from @param {Int32Array} edges @param {number} v0 @param {Float32Array} unit @param {number} share
- */
-function addWords(line, from, edges, v0, unit, share) {
-  for (let v = 0; v < unit.length; v++)
-    for (let j = edges[v0 + v]; j < edges[v0 + v + 1]; j++) {
-      const a = line[j - from];
-      if (a !== MASKED) unit[v] = (unit[v] === MASKED ? 0 : unit[v]) + a * share;
-    }
-}

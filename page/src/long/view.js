@@ -7,41 +7,41 @@ export const GAP = 6;
 /** How the map's canvas is divided. @param {number} width @param {Shown} shown */
 export function frame(width, { queries, keys }) {
   const [left, top] = width < 520 ? [54, 56] : [88, 76];
-  const side = Math.max(120, Math.min(860, width - left - STRIP - GAP, keys.count / NEAREST));
-  const ratio = Math.min(1, Math.max(0.12, queries.count / keys.count));
+  const side = Math.max(120, Math.min(860, width - left - STRIP - GAP, keys / NEAREST));
+  const ratio = Math.min(1, Math.max(0.12, queries / keys));
   const high = Math.max(96, Math.round(side * ratio));
   return { left, top, side, high, width: left + side + GAP + STRIP, height: top + high + GAP + STRIP };
 }
 
 /** Both axes of the map in one form: queries downwards, keys across. @param {Shown} shown @param {Frame} f */
 export const axesOf = ({ queries, keys, queryName, keyName, view, cell }, f) => ({
-  down: { units: queries, name: queryName, start: view.y, from: f.top, length: f.high, chosen: cell.i, role: "query" },
-  across: { units: keys, name: keyName, start: view.x, from: f.left, length: f.side, chosen: cell.j, role: "key" },
+  down: { count: queries, name: queryName, start: view.y, from: f.top, length: f.high, chosen: cell.i, role: "query" },
+  across: { count: keys, name: keyName, start: view.x, from: f.left, length: f.side, chosen: cell.j, role: "key" },
 });
 
 /** Where the view ends, in queries and keys. @param {Shown} shown @param {Frame} f */
 export const endOf = ({ queries, keys, view }, f) => ({
-  y: Math.min(queries.count, view.y + f.high * view.step),
-  x: Math.min(keys.count, view.x + f.side * view.step),
+  y: Math.min(queries, view.y + f.high * view.step),
+  x: Math.min(keys, view.x + f.side * view.step),
 });
 
 /** How much of the frame the matrix fills, in pixels. @param {Shown} shown @param {Frame} f */
 export const filled = ({ queries, keys, view }, f) => ({
-  high: Math.min(f.high, queries.count / view.step),
-  wide: Math.min(f.side, keys.count / view.step),
+  high: Math.min(f.high, queries / view.step),
+  wide: Math.min(f.side, keys / view.step),
 });
 
 /** Keep the view inside the matrix. @param {Shown} shown @param {Frame} f */
 export function settle({ queries, keys, view }, f) {
-  view.step = Math.min(Math.max(view.step, NEAREST), Math.max(NEAREST, queries.count / f.high, keys.count / f.side));
-  view.y = Math.max(0, Math.min(view.y, queries.count - f.high * view.step));
-  view.x = Math.max(0, Math.min(view.x, keys.count - f.side * view.step));
+  view.step = Math.min(Math.max(view.step, NEAREST), Math.max(NEAREST, queries / f.high, keys / f.side));
+  view.y = Math.max(0, Math.min(view.y, queries - f.high * view.step));
+  view.x = Math.max(0, Math.min(view.x, keys - f.side * view.step));
 }
 
 /** The whole matrix. @param {Shown} shown @param {Frame} f */
 export function showWhole(shown, f) {
   const { queries, keys, view } = shown;
-  Object.assign(view, { y: 0, x: 0, step: Math.max(queries.count, keys.count) / f.side });
+  Object.assign(view, { y: 0, x: 0, step: Math.max(queries, keys) / f.side });
   settle(shown, f);
 }
 
@@ -74,8 +74,8 @@ export function cellAt({ queries, keys, view }, f, left, top) {
     top > f.top + f.high ||
     y < 0 ||
     x < 0 ||
-    y >= queries.count ||
-    x >= keys.count
+    y >= queries ||
+    x >= keys
   )
     return null;
   return { i: Math.floor(y), j: Math.floor(x), y, x };

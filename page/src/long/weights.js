@@ -3,16 +3,15 @@
 import { MASKED } from "../attention.js";
 import { hatching } from "../canvas.js";
 import { drawNumbers } from "./cells.js";
-import { colouredTile, minus } from "./coloured.js";
+import { colouredTile } from "./coloured.js";
 import { drawPicture, pictureOf } from "./picture.js";
 import { reachOf } from "./survey.js";
 import { forgetWanted, SIDE, tileOf } from "./tiles.js";
-import { unitOf } from "./units.js";
 import { endOf, filled } from "./view.js";
 
-/** @typedef {{top: number, left: number, weights: Float32Array | null, other: Float32Array | null}} Tile      top, left: its first query and key */
+/** @typedef {{top: number, left: number, weights: Float32Array | null}} Tile      top, left: its first query and key */
 
-const COMPUTED = 8; // up to so many units in a pixel are computed; above, the stored picture
+const COMPUTED = 8; // up to so many weights along a pixel are computed; above, the stored picture
 const NUMBERED = 34; // from so many pixels on a cell has its number
 
 /**
@@ -20,21 +19,21 @@ const NUMBERED = 34; // from so many pixels on a cell has its number
  * @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f
  */
 export function drawWeights(pen, shown, f) {
-  const { view, head, other } = shown;
+  const { view, head } = shown;
   const level = Math.max(0, Math.floor(Math.log2(view.step * 1.001)));
-  const near = 2 ** level <= COMPUTED || !head.small.most;
-  shown.high = shown.fixed ? 1 : shown.whole;
+  const near = 2 ** level <= COMPUTED || !head.small;
+  shown.high = shown.whole;
   forgetWanted();
   const size = filled(shown, f);
   const hatch = (pen.fillStyle = hatching(pen));
   pen.fillRect(0, 0, size.wide, size.high);
-  if (!near || !head.exact || (other && !other.exact)) {
+  if (!near || !head.exact) {
     drawPicture(pen, shown, f);
     const [high, wide] = pictureOf(shown)?.pixels ?? [1, 1];
     return { rows: Math.ceil(head.n / high), cols: Math.ceil(head.m / wide), stretched: true, missing: 0 };
   }
   const tiles = tilesInView(shown, f, level);
-  const there = tiles.filter((tile) => tile.weights && (tile.other || !other));
+  const there = tiles.filter((tile) => tile.weights);
   const missing = tiles.length - there.length;
   if (shown.inView && !missing) shown.high = reachOf(there.length ? peaksOf(there, shown, level) : []);
   if (missing) drawPicture(pen, shown, f);
@@ -44,33 +43,28 @@ export function drawWeights(pen, shown, f) {
 
 /** @param {Shown} shown @param {Frame} f @param {number} level @returns {Tile[]} */
 function tilesInView(shown, f, level) {
-  const { head, other, queries, keys, rule, view } = shown;
+  const { head, view } = shown;
   const span = SIDE * 2 ** level;
   const end = endOf(shown, f);
   const tiles = [];
   for (let row = Math.floor(view.y / span); row * span < end.y; row++)
     for (let col = Math.floor(view.x / span); col * span < end.x; col++) {
-      const place = { rows: queries, cols: keys, level, row, col, rule };
-      tiles.push({
-        top: row * span,
-        left: col * span,
-        weights: tileOf({ head, ...place }),
-        other: other && tileOf({ head: other, ...place }, "other"),
-      });
+      const weights = tileOf({ head, level, row, col });
+      tiles.push({ top: row * span, left: col * span, weights });
     }
   return tiles;
 }
 
 /** The largest weight of each row of pixels in these tiles, without the first key's column if that is left out. @param {Tile[]} tiles @param {Shown} shown @param {number} level */
-function peaksOf(tiles, { aside, keys, head }, level) {
+function peaksOf(tiles, { aside, head }, level) {
   /** @type {Map<number, number>} */
   const peaks = new Map([[0, 0]]); // row 0 is left out, in view or not
   const step = 2 ** level;
-  for (const { weights, other, top, left } of tiles) {
-    const first = aside ? Math.floor((unitOf(keys, head.first) - left) / step) : -1;
+  for (const { weights, top, left } of tiles) {
+    const first = aside ? Math.floor((head.first - left) / step) : -1;
     if (weights)
       for (let index = 0; index < weights.length; index++) {
-        const value = index % SIDE === first || weights[index] === MASKED ? 0 : Math.abs(minus(weights, other, index));
+        const value = index % SIDE === first || weights[index] === MASKED ? 0 : Math.abs(weights[index]);
         const row = top / step + Math.floor(index / SIDE);
         if (value > (peaks.get(row) ?? 0)) peaks.set(row, value);
       }
@@ -79,13 +73,13 @@ function peaksOf(tiles, { aside, keys, head }, level) {
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {Tile} tile @param {number} level @param {CanvasPattern | null} under      covers the picture, which stands in for missing tiles */
-function drawTile(pen, shown, f, { top, left, weights, other }, level, under) {
+function drawTile(pen, shown, f, { top, left, weights }, level, under) {
   if (!weights) return;
   const { view } = shown;
   const size = (SIDE * 2 ** level) / view.step;
   const [x, y] = [(left - view.x) / view.step, (top - view.y) / view.step];
   if (under) pen.fillStyle = under;
   if (under) pen.fillRect(x, y, size, size);
-  pen.drawImage(colouredTile(weights, other, shown, left, level), x, y, size, size);
-  if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, other, top, left);
+  pen.drawImage(colouredTile(weights, shown, left, level), x, y, size, size);
+  if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, top, left);
 }

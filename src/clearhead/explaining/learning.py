@@ -146,7 +146,7 @@ def read(path: str | os.PathLike[str]) -> Learning:
 
 
 def _document(run: Learning, language: Language) -> Document:
-    """The document whose only entry is `learning`; docs/commands.md says what is in it."""
+    """The document whose only entry is `learning`."""
     shown = run.likeliest()
     across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))  # the loss as points of a picture, and what is beside it
     points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)

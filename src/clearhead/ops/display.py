@@ -13,7 +13,6 @@ class Page(TypedDict, total=False):
 
     v: Any
     batch: int
-    beside: Any
     language: Literal["en", "zh"]
     title: str | None
     tokens: Sequence[str] | None
@@ -52,7 +51,7 @@ class Display:
         bfloat16, and pictures of the others (`A.part(0, 5).save` is the page of another head).
         v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
                   run has its own (`ch.watch(model, values=True)`)
-        batch, beside (a second run to compare with), language ("en", "zh"), title
+        batch, language ("en", "zh"), title
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError for a batch item that does not exist; FileError when the file cannot be written or its
         name is no HTML file's; UnknownNameError for an unknown option; ShapeError for tokens of another length or v of

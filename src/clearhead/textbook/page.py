@@ -44,7 +44,7 @@ def story(
     claimed: Mapping[str, Array] = MappingProxyType({}),
     kept: Collection[int] | None = None,
 ) -> Document:
-    """The document of a page with steps; docs/commands.md says what is in it.
+    """The document of a page with steps.
 
     told      entries of its header: convention, tokens, sources (the keys' texts, where they are not the queries'),
               chosen (which layer, head and query it shows first), facts, claims

@@ -1,4 +1,4 @@
-"""One document in one HTML file: a JSON header and binary arrays. See docs/commands.md."""
+"""One document in one HTML file: a JSON header and binary arrays."""
 
 import json
 import zlib
@@ -35,7 +35,19 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     blocks. Deterministic: the same document gives the same text. Raises TypeError for an array of a dtype that a page
     cannot hold.
     """
-    table, data = _concatenated(document.arrays, packed=document.packed)
+    table: dict[str, dict[str, Any]] = {}
+    starts: dict[bytes, int] = {}
+    chunks, end = [], 0
+    for name, array in ((name, stored(x)) for name, x in document.arrays.items()):
+        data = compressed(array) if document.packed else array.tobytes()
+        start = starts.setdefault(sha256(data).digest(), end)
+        table[name] = {"at": start, "shape": list(array.shape), "dtype": array.dtype.name}
+        if document.packed:
+            table[name]["packed"] = len(data)
+        if start == end:
+            chunks.append(data + bytes(-len(data) % _ALIGN))
+            end += len(chunks[-1])
+    data = b"".join(chunks)
     header = {**document.header, "format": FORMAT, "block": block, "arrays": table}
     text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for mark in "<>&":  # so that `</script>` and `<!--` cannot occur in it
@@ -43,35 +55,6 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     yield "clearhead", "application/json", text
     for number, start in enumerate(range(0, len(data), block)):
         yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
-
-
-def framed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """A header and arrays as plain bytes, for a page that requests them: the header's length, the header, the arrays.
-
-    The length is little-endian, in eight bytes. Header and arrays each begin at a multiple of eight; `at` counts from
-    the first array. Raises TypeError for an array of a dtype that a page cannot hold.
-    """
-    table, data = _concatenated(arrays, packed=False)
-    text = json.dumps({**header, "arrays": table}, allow_nan=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGN)
-    return len(text).to_bytes(_ALIGN, "little") + text + data
-
-
-def _concatenated(arrays: Mapping[str, Array], *, packed: bool) -> tuple[dict[str, dict[str, Any]], bytes]:
-    """Where each array is and what it is, and the bytes of all, each aligned; those with the same bytes once."""
-    table: dict[str, dict[str, Any]] = {}
-    starts: dict[bytes, int] = {}
-    chunks, end = [], 0
-    for name, array in ((name, stored(x)) for name, x in arrays.items()):
-        data = compressed(array) if packed else array.tobytes()
-        start = starts.setdefault(sha256(data).digest(), end)
-        table[name] = {"at": start, "shape": list(array.shape), "dtype": array.dtype.name}
-        if packed:
-            table[name]["packed"] = len(data)
-        if start == end:
-            chunks.append(data + bytes(-len(data) % _ALIGN))
-            end += len(chunks[-1])
-    return table, b"".join(chunks)
 
 
 def base85(data: bytes) -> str:

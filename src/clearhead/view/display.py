@@ -18,7 +18,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import layer_name, whole_number
 from clearhead.core.statistics import Strongest
 from clearhead.digits import significant
-from clearhead.errors import DtypeError, SelectionError, check_known, shown
+from clearhead.errors import SelectionError, check_known
 from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.display import Display, Page
 from clearhead.tables import QUICK, Table, html
@@ -36,13 +36,10 @@ SVG_SIDE, PNG_SIDE = 64, 512  # larger matrices are pooled to so many pixels a s
 def document_of(seen: Display, options: Page) -> Document:
     """The content of the page of an object: a header and arrays. Raises as `Display.save`."""
     check_known("option", options, Page.__annotations__)
-    batch, beside = whole_number("batch", options.get("batch", 0), 0), options.get("beside")
-    if beside is not None and not isinstance(beside, Display):
-        raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
-    both = [seen.__shown__(batch, options.get("v")), *([] if beside is None else [run_of(beside, batch)])]
-    runs = [_renamed(run, options.get("tokens"), options.get("source_tokens")) for run in both]
+    run = seen.__shown__(whole_number("batch", options.get("batch", 0), 0), options.get("v"))
+    run = _renamed(run, options.get("tokens"), options.get("source_tokens"))
     title = options.get("title")
-    return document(runs, runs[0].name if title is None else title, options.get("language", "en"))
+    return document([run], run.name if title is None else title, options.get("language", "en"))
 
 
 def svg_of(

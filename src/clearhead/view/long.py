@@ -1,7 +1,7 @@
 """The long view: every head as a small picture, and chosen heads with q, k and log-sum-exp, so with every weight.
 
-Each pixel of a picture covers whole weights and holds their largest and their mean. The first key is left out and
-stored as a column of its own, since an attention sink there would outshine all other weights. See docs/commands.md.
+Each pixel of a picture covers whole weights and holds their largest. The first key is left out and stored as a column
+of its own, since an attention sink there would outshine all other weights.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _ONE = 60 * 10**6  # and those of a single head, which a long text has: browsers
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
-_PIXEL = 0.6  # characters of a pixel's largest and mean weight, compressed, in base 85
+_PIXEL = 0.6  # characters of a pixel, compressed, in base 85
 _NUMBER = {8: 8.8, 4: 4.2, 2: 1.9}  # and of a number of so many bytes
 NARROW = next(known for known in FLOATS if known.name == "bfloat16")
 _RULE_BLOCK = 1024  # queries and keys of which is asked at a time whether a rule forbids any
@@ -229,7 +229,7 @@ def _layer(
     plain, rule_arrays = packed(problem, exact)
     if large or len(exact) < problem.heads or served:
         small = pictures(matrix, sides[0])
-        entry |= _put(arrays, small, problem, "")
+        entry |= _put(arrays, small, "")
         with_rows = list(range(problem.heads)) if served else exact
         if with_rows:
             arrays["received"] = small["received"][with_rows].astype(np.float32)
@@ -240,7 +240,7 @@ def _layer(
         if large and sides[1]:
             parts = [pictures(matrix.part(0, head), sides[1]) for head in exact]
             drawn = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            entry["wide"] = _put(arrays, drawn, problem, "wide_")
+            entry["wide"] = _put(arrays, drawn, "wide_")
     return {
         **entry,
         **_numbers(layer, seen, first),
@@ -282,17 +282,11 @@ def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]
     }
 
 
-def _put(arrays: dict[str, Array], drawn: Mapping[str, Array], problem: Problem, prefix: str) -> dict[str, Any]:
-    """Add the encoded pictures to `arrays`; returns their size, and the weight of the highest code for each head.
-
-    If each pixel is a single weight, mean and largest are equal and only the largest is stored.
-    """
-    size = drawn["most"].shape[1:]
-    largest = {}
-    for name in ("most",) if size == (problem.queries, problem.keys) else ("most", "mean"):
-        pixels, first = drawn[name], drawn[f"first_{name}"]
-        arrays[prefix + name], arrays[f"{prefix}first_{name}"], largest[name] = coded(pixels, first)
-    return {"pixels": list(size), "largest": largest}
+def _put(arrays: dict[str, Array], drawn: Mapping[str, Array], prefix: str) -> dict[str, Any]:
+    """Add the encoded pictures to `arrays`; returns their size, and the weight of the highest code for each head."""
+    codes, first, largest = coded(drawn["most"], drawn["first_most"])
+    arrays |= {f"{prefix}most": codes, f"{prefix}first_most": first}
+    return {"pixels": list(codes.shape[1:]), "largest": largest}
 
 
 def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str, Array]:
@@ -322,7 +316,7 @@ def _stored(x: Array, *, narrow: bool) -> Array:
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(rules as plain numbers, rules as arrays), for some heads or all; docs/commands.md names them.
+    """(rules as plain numbers, rules as arrays), for some heads or all.
 
     Raises RuleError for a rule that the page's program does not support.
     """

@@ -27,7 +27,7 @@ _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "r
 
 
 def application(document: Document, runs: Sequence[ShownRun], token: str) -> Starlette:
-    """The page at /token/, and what it requests (view/answers.py) at /token/tile, /row, /column and /operands."""
+    """The page at /token/, and what it requests (view/answers.py) at /token/tile, /row and /column."""
     text = page.html(document)
     headers = {**_HEADERS, "content-security-policy": f"{page.policy(document)}; frame-ancestors 'none'"}
 
