@@ -63,13 +63,12 @@ def cuts(page: Any) -> None:
 
 
 def slid(place: int) -> Callable[[Any], None]:
-    """Move the first slider: through the training, or to a width at which the softmax saturates."""
+    """Move the first slider, through the training."""
     return lambda page: page.locator("input[type=range]").first.fill(str(place))
 
 
 ONE = ["--layer", "0", "--head", "7"]
 LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a command, a place, a height, what to do
-    "scale": (["scale"], "", 640, slid(6)),
     "one-head": (["trace", str(EXERCISES / "one-head.json")], "#step-scores", 640, scores),
     "cross": (["trace", str(EXERCISES / "2-cross.json")], "#step-scores", 640, scores),
     "humpty": (["explain", "humpty dumpty sat on", *ONE], "", 800, drawn),
@@ -89,7 +88,6 @@ SHOTS = {
     "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
     "way.png": Shot(HUMPTY, "#step-way", part="#step-way"),
     "learn.png": Shot(["learn"], act=slid(20), size=(1240, 900)),
-    "scale.png": Shot(["scale"], act=slid(6), size=(1240, 700)),
     "paris.png": Shot(["explain", "The capital of France is", "--model", "smollm2"], size=(1280, 800), scale=0.4),
 } | {
     f"{home}lessons/pictures/{name}.png": Shot(

@@ -206,7 +206,6 @@ REFUSED = {  # commands, and what each is refused with
     "explain a --model ''": "--model: it is empty",
     "explain a --json - --html -": "standard output",
     "bench --threads 0": "number of threads is 0",
-    "explain --file text.txt --html - --head 1": "--head is for one token",
     "explain ''": "the text is empty",
     "explain": "expected TEXT or --file",
     "explain a --head 8": "head 8 is outside 0..7",

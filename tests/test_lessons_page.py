@@ -1,4 +1,4 @@
-"""The pages of `clearhead learn` and `clearhead scale` in a real browser."""
+"""The page of `clearhead learn` in a real browser."""
 
 import re
 
@@ -7,7 +7,6 @@ import pytest
 
 from browser import number, opened, until
 from clearhead.explaining.learning import learning
-from clearhead.textbook.why_scale import why_scale
 from seeds import fresh
 
 
@@ -20,7 +19,6 @@ def run():
 def pages(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lessons")
     run.save(folder / "learn.html")
-    why_scale((1, 4, 16, 64), queries=50).save(folder / "scale.html", queries=50)
     return folder
 
 
@@ -85,18 +83,3 @@ def test_under_reduced_motion_nothing_moves_by_itself(running, pages):
         page.keyboard.press("Enter")
         page.wait_for_timeout(700)
         assert page.locator("#lesson").input_value() == "4"
-
-
-def test_the_slider_of_the_scale_shows_each_width(running, pages):
-    result = why_scale((1, 4, 16, 64), queries=50)
-    with opened(running, pages / "scale.html", wait="h1") as page:
-        for place, d_k in enumerate((1, 4, 16, 64)):
-            page.locator("#lesson").fill(str(place))
-            assert f"= {d_k}, √" in page.locator("#lesson").get_attribute("aria-valuetext")
-            expected = np.stack([result.variance, result.largest, result.slope], axis=-1)[place]
-            np.testing.assert_allclose(shown(page, ".block b"), expected.ravel(), rtol=6e-3)
-            bars = page.evaluate(
-                "[...document.querySelectorAll('svg rect')].map(r => Number(r.getAttribute('height')))"
-            )
-            weights = np.array(bars).reshape(2, 80 + 16 + 16)[:, 80:96] / 96
-            np.testing.assert_allclose(weights, result.ranked[place], atol=1e-9)

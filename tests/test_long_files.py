@@ -3,7 +3,6 @@
 import html
 import json
 import re
-from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.cli import main
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import RuleError, SelectionError
 from clearhead.view import images, long, page, pooling
@@ -272,19 +270,5 @@ def test_a_notebook_gets_text_a_picture_and_a_frame(small):
     assert "save(" in large["text/html"]
     assert "_logsumexp" not in large  # and no weights were computed
     more = ch.AttentionMatrix(np.ones((64, 2)), np.ones((64, 2)), causal=True)._repr_mimebundle_()
-    assert b64decode(more["image/png"]).startswith(b"\x89PNG")
-    assert sum(map(len, more.values())) < 300_000
+    assert set(more) == {"text/plain", "text/html"}  # a picture of so many cells is as long as the page
     assert set(ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2)))._repr_mimebundle_()) == {"text/plain"}
-
-
-def test_the_command_line_writes_the_page_of_a_file(tmp_path, capsys):
-    (tmp_path / "book.txt").write_text("humpty dumpty sat on a wall", encoding="utf-8")
-    place = tmp_path / "page.html"
-    assert main(["explain", "--file", str(tmp_path / "book.txt"), "--html", str(place)]) == 0
-    assert "2 layers, 16 heads, 6 tokens" in capsys.readouterr().out.replace("\n", " ")
-    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', place.read_text(encoding="utf-8"))[1])
-    assert [x[0] for x in header["facts"]["next"]] == [x.text for x in ch.explain("humpty dumpty sat on a wall").next]
-    assert all(said in str(header) for said in ("model rhymes: 2 layers", "最可能的下一个词元"))
-    (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
-    assert main(["explain", "--file", str(tmp_path / "bytes.txt")]) == 2
-    assert "byte 2 is 0xff" in capsys.readouterr().err

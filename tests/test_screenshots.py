@@ -17,7 +17,6 @@ import pytest
 
 import clearhead as ch
 from browser import browser, opened, until
-from clearhead.cli import main
 
 pytest.importorskip("fontTools", reason="the font of the pictures is made by fontTools")
 Image = pytest.importorskip("PIL.Image", reason="pictures are read by Pillow")
@@ -33,8 +32,6 @@ SHOTS = {  # page, window, theme
     "why-phone-dark": ("why", PHONE, "dark"),
     "map-dark": ("map", WIDE, "dark"),
     "map-phone-light": ("map", PHONE, "light"),
-    "scale-light": ("scale", WIDE, "light"),
-    "scale-phone-dark": ("scale", PHONE, "dark"),
 }
 IN_BOXES = """
     const font = new FontFace('box', Uint8Array.from(atob('FONT'), (c) => c.charCodeAt(0)));
@@ -86,7 +83,6 @@ def write_pages(folder):
     A.save(folder / "map.html", v=v, tokens=[f" w{place % 37}" for place in range(96)])
     ch.explain("humpty dumpty sat on").steps().save(folder / "explain.html")
     ch.explain("mary had a little").save(folder / "why.html")
-    assert main(["scale", "--html", str(folder / "scale.html")]) == 0
 
 
 def taken(running, folder, name, change="0"):

@@ -1,4 +1,4 @@
-// Rooms that teach with numbers of their own: how weights are learned, and why scores are divided by √d_k.
+// The room that shows how weights are learned.
 
 import { barList } from "./barlist.js";
 import { signed, weighed } from "./colour.js";
@@ -14,13 +14,13 @@ const EACH = 300; // milliseconds between steps
 
 /** The page of a lesson. The slider keeps its place when the page is redrawn. @param {Page} page */
 export function openLesson(page) {
-  const { learning, scale } = page.header;
+  const { learning } = page.header;
   let step = Infinity;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   let playing;
   return (/** @type {Shell} */ shell) => {
     const still = isStill();
-    const [words, show, content] = learning ? learn(page, learning, shell) : why(scale, shell);
+    const [words, show, content] = learn(page, learning, shell);
     const last = words.now.length - 1;
     const said = h("output.figures", { style: { "min-width": "11em" } });
     const slide = slider("lesson", 0, last, (to) => go(to), {
@@ -107,39 +107,5 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
       for (const { paint } of figures.flat()) paint();
     },
     [h("div.hold", block(words.loss, loss), lists), words.groups.map(groupOf), h("p.aside", words.check)],
-  ];
-}
-
-/** Why scores are divided: scores, weights and gradients of one width, without and with the division. @param {any} scale @param {Shell} shell @returns {Lesson} */
-function why({ parts, words: said }, shell) {
-  const words = said[shell.language()];
-  const columns = words.columns.map((/** @type {string} */ title) => [h("div"), h("h2.quoted", title)]);
-  const shown = columns.map((/** @type {HTMLElement[]} */ [column]) => column);
-  return [
-    words,
-    (step) =>
-      columns.forEach((/** @type {HTMLElement[]} */ [column, title], /** @type {number} */ divided) => {
-        const pictures = parts.map((/** @type {any} */ { role, bars, shown: numbers }, /** @type {number} */ place) => {
-          const [heading, name, ...ends] = words.parts[place];
-          const values = bars[step][divided];
-          const width = 400 / values.length;
-          return block(
-            heading,
-            svg(
-              "svg",
-              { viewBox: "0 0 400 122", width: 400, role: "img", "aria-label": heading },
-              values.map((/** @type {number} */ share, /** @type {number} */ bar) =>
-                svg(`rect.shape.role-${role}`, { x: bar * width, y: 102 - 96 * share, width, height: 96 * share }),
-              ),
-              ends.map((/** @type {string} */ end, /** @type {number} */ place) =>
-                svg("text", { x: 200 * place, y: 118, class: ["", "middle", "end"][place] }, end),
-              ),
-            ),
-            h("p", name, " ", h("b", fmt(numbers[step][divided], 3))),
-          );
-        });
-        column.replaceChildren(title, ...pictures);
-      }),
-    [h("div.hold", shown), h("p.says", words.means)],
   ];
 }

@@ -11,8 +11,8 @@ import { openStory } from "./steps.js";
 
 /** @param {Page} page */
 export function openRooms(page) {
-  const { runs, layers, learning, scale } = page.header;
-  if (learning || scale) return openLesson(page);
+  const { runs, layers, learning } = page.header;
+  if (learning) return openLesson(page);
   const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;

@@ -90,7 +90,7 @@ export function openShell(header, draw) {
     };
     const names = ["arrows", "heads", "search", "point"];
     const signs = names.map((name) => h("li", t(`keys ${name}`)));
-    const hidden = Boolean(header.learning || header.scale);
+    const hidden = Boolean(header.learning);
     const title = t(`theme ${theme}`);
     const changeTheme = turn("theme", () => (theme = nextTheme));
     const changeLanguage = turn("language", () => (language = other));

@@ -134,7 +134,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         **_RESULTS,
     },
     "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
-    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, **_RESULTS},
+    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, "--json": _FILE},
     "learn": {"--step": _WHOLE, **_RESULTS},
     "trace": {
         "file": {**_FILE, "nargs": "?"},
@@ -161,7 +161,6 @@ _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."
 _MISSING = "expected TEXT or --file, one of them."
 _EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
-_PAGE = "--{name} is for one token, and --file with --html shows every head of all tokens.", ""
 _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
     ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
     ("target answer", "", "--why {token} and --answer are given together.", "one of them."),
@@ -172,7 +171,6 @@ _CONFLICTS = (  # of explain: options that are set (one of a|b), others that are
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
     (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
     ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
-    ("page json|layer|head|token", "", *_PAGE),
 )
 _SHOWN = (  # of explain: a part, options of which one is set, and others that are not
     ("alone", "token", ""),  # steps without the answer
@@ -184,13 +182,11 @@ _SHOWN = (  # of explain: a part, options of which one is set, and others that a
 
 
 def asked_for(options: argparse.Namespace) -> set[str]:
-    """The options of explain that are set, and "page" for that of a file's every head; FileError where two clash."""
+    """The options of explain that are set; FileError where two clash."""
     asked = {name for name, value in vars(options).items() if value is not None and value is not False}
     asked -= set() if options.generate else {"generate"}
     asked |= {"target"} if isinstance(options.why, str) else set()
     asked |= {kind for kind, _ in options.edits or ()}
-    if {"file", "html"} <= asked and not asked & {*OF_ANSWER, "steps", "way", "chat"}:
-        asked.add("page")
     for together, absent, what, hint in _CONFLICTS:
         chosen = [next((name for name in names.split("|") if name in asked), "") for names in together.split()]
         if all(chosen) and asked.isdisjoint(absent.split()):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead import __version__, arguments
-from clearhead.core.files import check_writable, read_text, write_whole
+from clearhead.core.files import check_writable, read_text
 from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, SelectionError
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
@@ -89,7 +89,7 @@ def _explain(options: argparse.Namespace) -> int:
         raise FileError("the text is empty: there is no token to explain.", arguments.EXAMPLE)
     if options.edits:
         return _changed(options)
-    return _long_page(options) if "page" in asked else _answered(options, asked)
+    return _answered(options, asked)
 
 
 def _prompt(options: argparse.Namespace) -> Any:
@@ -204,20 +204,6 @@ def _seen(options: argparse.Namespace, model: Any, cause: "Explanation | None") 
     if cause is not None and not options.generate:
         return cause.steps(**chosen)
     return steps_of_text(_prompt(options), model, **chosen, generate=options.generate, each=each)
-
-
-def _long_page(options: argparse.Namespace) -> int:
-    """Write every head of a whole text as one page."""
-    from clearhead.view import page
-
-    run = _ran(options.model, options.text)
-    data = page.encoded(_document(options, [run], options.file))
-    write_whole(options.html, data)
-    heads, tokens = sum(len(layer.heads) for layer in run.layers), len(run.tokens or ())
-    sizes = {"layers": len(run.layers), "heads": heads, "tokens": tokens, "megabytes": f"{len(data) / 1e6:.1f}"}
-    if options.html != "-":
-        print(say(options.lang, "page of a text", file=streams.printable(options.html), **sizes))
-    return 0
 
 
 def _view(options: argparse.Namespace) -> int:

@@ -14,16 +14,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_late.acquire, after_in_parent=_late.release, after_in_child=_late.release)
 
 
-class Shown:
-    """What a notebook shows as tables, which are made when it asks for them."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        shown: str = load("view.display").html_of(self)
-        return shown
-
-
 def load(name: str) -> Any:
     """Import a module of the package, such as "ops.attention"."""
     with _late:

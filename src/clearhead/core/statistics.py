@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.state import State
-from clearhead.loading import load
 
 PER_QUERY, PER_KEY = ("heads", "queries"), ("heads", "keys")
 Matrix = Literal["weights", "effects"]
@@ -69,10 +68,6 @@ class Strongest(NamedTuple):
     query: Any
     key: Any
     value: Any
-
-    def _repr_html_(self) -> str:
-        shown: str = load("view.display").html_of(self)
-        return shown
 
 
 for _kind in (Top, Ranked, Strongest):

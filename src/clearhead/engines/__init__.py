@@ -14,7 +14,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.loading import Shown, load
+from clearhead.loading import load
 
 _NATIVE = cast("Engine", native)
 NAMES = ("native", "portable", "triton")
@@ -22,7 +22,7 @@ EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and co
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Shown):
+class Plan:
     """Which engine a call takes, and why each faster one can't."""
 
     engine: str

@@ -21,7 +21,7 @@ from clearhead.models.model import of_arrays
 from clearhead.models.protocol import probabilities
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import capitalised, lesson
+from clearhead.textbook.page import capitalised, opening
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
@@ -167,7 +167,7 @@ def _document(run: Learning, language: Language) -> Document:
     }
     arrays = {f"learning.{name}": getattr(run, name).astype(np.float32) for name in ("scaled", "weights")}
     arrays |= {f"learning.w_{p}": getattr(run, f"w_{p}").astype(np.float16) for p in "qkv"}  # as they were recorded
-    return lesson("learning", data, language, arrays)
+    return Document(opening([], data["words"][language]["title"], language) | {"learning": data}, arrays)
 
 
 def _words(run: Learning, language: Language) -> dict[str, Any]:

@@ -28,14 +28,13 @@ from clearhead.core.statistics import (
 )
 from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import ShapeError
-from clearhead.loading import Shown
 from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.observation import Observation, observation
 
 Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
 
 
-class EffectMatrix(Shown, LazyMatrix):
+class EffectMatrix(LazyMatrix):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cut_effects`, which have the formulas. `kind` is

@@ -2,20 +2,17 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console
-from rich.style import Style
 from rich.text import Text
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, significant
 from clearhead.errors import FileError
 from clearhead.explaining.learning import Learning, learning
-from clearhead.report.cells import between, colourful, columns, note, rgb, table, title
+from clearhead.report.cells import columns, note, table, title
 from clearhead.report.console import put
 from clearhead.report.explained import share_line
 from clearhead.report.heat import pool
@@ -26,12 +23,9 @@ from clearhead.textbook.why_scale import WIDTHS, WhyScale, why_scale
 from clearhead.words import Language, formula, say
 
 _QUERIES = 1000  # that `clearhead scale` draws for each width
-_STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the slider on its page
 _WIDE = 11  # a column of the tables of scales
 _LINES = 12  # of the table of training steps
 _LEARNED = (-14, -9, 20, -10, -10, -10)  # its columns
-_NEGATIVE, _ZERO, _POSITIVE = ((221, 140, 38), (32, 32, 38), (122, 178, 246))
-_SIGNS = "=- +#"  # without colour
 
 
 def shapes(options: argparse.Namespace) -> int:
@@ -103,8 +97,7 @@ def scale(options: argparse.Namespace) -> int:
     """Show with numbers why scores are divided by √d_k."""
     console, drawn = console_of(options), {"keys": options.keys, "queries": _QUERIES}
     result = why_scale(options.widths or WIDTHS, **drawn)
-    save = partial(why_scale(options.widths or _STOPS, **drawn).save, queries=_QUERIES) if options.html else None
-    deliver(options, lambda: result.to_json() | drawn, save)
+    deliver(options, lambda: result.to_json() | drawn)
     if console is not None:
         put(console, _scale(result, drawn, options.lang))
     return 0
@@ -145,7 +138,6 @@ def learn(options: argparse.Namespace) -> int:
     if console is not None:
         place, language = int(np.searchsorted(run.step, step, side="right")) - 1, options.lang
         put(console, _curve(run, place, language))
-        put(console, _matrices(console, run, place, language))
         put(console, _attended(run, place, language))
         put(console, [Text(), note(run.words("learn check", language)), note(say(language, "learn others"))])
     return 0
@@ -166,35 +158,6 @@ def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:
         yield columns(_LEARNED, [*cells, *slopes], "bold" if mark else "")
     yield note(f"{say(language, 'learn loss')}{colon}{run.words('learn loss says', language)}")
     yield note(f"|∂/∂W|{colon}{run.words('learn gradient', language)}")
-
-
-def _matrices(console: Console, run: Learning, place: int, language: Language) -> Iterator[Text]:
-    yield Text()
-    step = f"{say(language, 'learn step')} {run.step[place]}"
-    yield title(f"{step}{say(language, 'because')}{run.words('learn matrices', language)}")
-    three = [getattr(run, name)[place] / run.reach for name in ("w_q", "w_k", "w_v")]
-    yield columns((2, *[three[0].shape[1] + 4] * 3), ("", "W_Q", "W_K", "W_V"))
-    tall = 2 if colourful(console) else 1
-    for row in range(0, len(three[0]), tall):
-        line = Text("  ")
-        for matrix in three:
-            line.append_text(_row(console, matrix[row : row + tall])).append("    ")
-        line.rstrip()
-        yield line
-    signs = "" if colourful(console) else say(language, "learn signs")
-    yield note(run.words("learn range", language) + signs)
-
-
-def _row(console: Console, rows: Array) -> Text:
-    """Two rows as one line of half blocks, or one row as signs; by the square root, since most numbers are small."""
-    if not colourful(console):
-        return Text("".join(_SIGNS[place] for place in np.digitize(rows[0], (-0.5, -0.125, 0.125, 0.5))))
-    line = Text()
-    for pair in rows.T.tolist():
-        ends = [(_NEGATIVE if x < 0 else _POSITIVE, min(1.0, abs(x)) ** 0.5) for x in pair]
-        upper, lower = (rgb(between(_ZERO, end, part)) for end, part in ends)
-        line.append("▀", Style(color=upper, bgcolor=lower))
-    return line
 
 
 def _attended(run: Learning, place: int, language: Language) -> Iterator[Text]:

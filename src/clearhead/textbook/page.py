@@ -58,7 +58,7 @@ def story(
     described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
     arrays |= {f"claimed.{name}": array for name, array in claimed.items()}
     header = {
-        **_opening(shown, title, read_language(language)),
+        **opening(shown, title, read_language(language)),
         **entries,
         "chosen": {"layer": 0, "head": 0, "query": -1} | told.get("chosen", {}),
         "words": {each: _words(each, layers, convention) for each in LANGUAGES},
@@ -106,12 +106,7 @@ def capitalised(text: str, stop: Language | None = None) -> str:
     return text[:1].upper() + text[1:] + ("" if stop is None else "." if stop == "en" else "。")
 
 
-def lesson(name: str, data: Mapping[str, Any], language: Language, arrays: Mapping[str, Array]) -> Document:
-    """The document of a page whose only entry is this; its words are in both languages, with the title."""
-    return Document(_opening([], data["words"][language]["title"], language) | {name: data}, arrays)
-
-
-def _opening(runs: list[Any], title: str, language: Language) -> dict[str, Any]:
+def opening(runs: list[Any], title: str, language: Language) -> dict[str, Any]:
     """The entries that every page's header has."""
     return {**OPENING, "served": False, "runs": runs, "title": title, "language": language}
 

@@ -182,11 +182,8 @@ class Trace:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         book = self._book
         weights, hidden = book.weights[:1, :1], book.hidden()[:1, :1]  # of the first head, where there is one
-        pictures = (
-            lambda: images.svg(weights[0, 0], hidden[0, 0], name="A"),
-            lambda: images.png(weights[0, 0], hidden[0, 0]),
-        )
-        return page.bundle(str(self), self.to_html(), *pictures, weights.size)
+        svg = lambda: images.svg(weights[0, 0], hidden[0, 0], name="A")  # noqa: E731
+        return page.bundle(str(self), self.to_html(), svg, weights.size)
 
     @np.errstate(invalid="ignore", over="ignore")
     def token(self, query: int) -> TokenTrace:

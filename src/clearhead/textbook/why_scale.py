@@ -1,6 +1,5 @@
 """Why scores are divided by √d_k, in numbers: the variance of q·k, a softmax that saturates, and its gradients."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,76 +10,27 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe
 from clearhead.core.room import check_room
 from clearhead.core.rule_values import read_members, whole_number
-from clearhead.digits import significant
 from clearhead.errors import SelectionError
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import lesson
-from clearhead.view import page
-from clearhead.view.container import Document
-from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
 
 WIDTHS = (1, 4, 16, 64, 256)
-EDGE = 40  # where the page's histograms of scores end
-_DRAWN = 32  # keys
-_PARTS = (("scores", "variance"), ("weights", "largest"), ("slopes", "slope"))
 
 
 class WhyScale(NamedTuple):
     """Random queries and keys of several widths: the softmax of q·k, and beside it that of q·k/√d_k.
 
-    Arrays are (widths, 2, …), means over the queries but for variance and gradient.
+    Arrays are (widths, 2, …); largest and slope are means over the queries.
     """
 
     d_k: Array  # (widths,)
     variance: Array  # (widths, 2): of q·k, which is d_k but for the luck of the draw, and of q·k/√d_k, which is 1
-    ranked: Array  # (widths, 2, keys): weights from the largest to the smallest
-    slopes: Array  # (widths, 2, keys): a(1 - a) of each, what it changes by with its own score
+    largest: Array  # (widths, 2): the largest weight
+    slope: Array  # (widths, 2): a(1 - a) of it, what it changes by with its own score
     gradient: Array  # (widths, 2, 2): ‖∂a/∂q‖ of the largest weight: the median over the queries, and the largest
-    histogram: Array  # (widths, 2, 80): the share of scores in each unit from -40 to 40
-
-    @property
-    def largest(self) -> Array:
-        """The largest weight, (widths, 2)."""
-        return self.ranked[..., 0]
-
-    @property
-    def slope(self) -> Array:
-        """Its derivative by its own score, (widths, 2)."""
-        return self.slopes[..., 0]
 
     def to_json(self) -> dict[str, Any]:
         """The arrays as lists, by name."""
-        more = {"largest": self.largest, "slope": self.slope}
-        return {name: listed(array) for name, array in (self._asdict() | more).items()}
-
-    def save(self, path: str | os.PathLike[str], language: Language = "en", *, queries: int = 1000) -> None:
-        """Write the page with a slider over the widths.
-
-        queries   how many were drawn, for the sentences
-
-        Raises FileError, RuleError for another language or number of queries.
-        """
-        whole_number("queries", queries, 0)
-        page.write(path, lambda: self._document(read_language(language), queries))
-
-    def _document(self, language: Language, queries: int) -> Document:
-        values = {"edge": EDGE, "queries": f"{queries:,}", "keys": self.ranked.shape[-1]}
-        now = [f"dₖ = {d_k}, √dₖ = {significant(d_k**0.5)}" for d_k in self.d_k.tolist()]
-        words: dict[str, Any] = {}
-        for each in LANGUAGES:  # of each part its heading, the name of its number, and what stands below it
-            said = {key: say(each, f"scale {key}", **values) for key in ("title", "says", "means")}
-            named = [[say(each, f"scale {key}", **values) for key in names] for names in _PARTS]
-            named[0] += [f"−{EDGE}", "0", f"{EDGE}"]
-            words[each] = {**said, "parts": named, "columns": ["q·k", "q·k / √dₖ"], "now": now}
-            words[each] |= slider_words(each, "d_k")
-        peaks = self.histogram.max(axis=-1, keepdims=True)
-        pictures = (
-            ("plain", self.histogram / np.where(peaks > 0, peaks, 1), self.variance),
-            ("weights", self.ranked[..., :_DRAWN], self.largest),
-            ("value", 4 * self.slopes[..., :_DRAWN], self.slope),
-        )
-        parts = [{"role": role, "bars": listed(bars), "shown": listed(shown)} for role, bars, shown in pictures]
-        return lesson("scale", {"parts": parts, "words": words}, language, {})
+        return {name: listed(array) for name, array in self._asdict().items()}
 
 
 def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 1000, seed: int = 0) -> WhyScale:
@@ -117,10 +67,9 @@ def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> t
     books = [definition.attend(call.problem, call.q, call.k) for call in calls]
     weights, logits = (np.stack([getattr(book, name)[0, :, 0] for book in books]) for name in ("weights", "masked"))
     norms = np.stack([_gradients(book, call.k) for book, call in zip(books, calls, strict=True)])
-    ranked = -np.sort(-weights, axis=-1)
-    counts = [np.histogram(each, 2 * EDGE, (-EDGE, EDGE))[0] / each.size for each in logits]
+    largest = weights.max(axis=-1)
     middle = np.stack([np.median(norms, axis=-1), norms.max(axis=-1)], axis=-1)
-    return logits.var(axis=(1, 2)), ranked.mean(axis=1), (ranked * (1 - ranked)).mean(axis=1), middle, np.array(counts)
+    return logits.var(axis=(1, 2)), largest.mean(axis=1), (largest * (1 - largest)).mean(axis=1), middle
 
 
 def _gradients(book: definition.Matrix, k: Array) -> Array:

@@ -1,7 +1,4 @@
-"""Makes pages, notebook output and pictures of the objects that hold attention matrices (ops/display.py).
-
-Plans, strongest edges and matrices of effects are small tables in a notebook, in the locale's language.
-"""
+"""Makes pages, notebook output and pictures of the objects that hold attention matrices (ops/display.py)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,21 +13,17 @@ from clearhead.core import visibility
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import layer_name, whole_number
-from clearhead.core.statistics import Strongest
-from clearhead.digits import significant
 from clearhead.errors import SelectionError, check_known
-from clearhead.ops.causes import EffectMatrix
 from clearhead.ops.display import Display, Page
-from clearhead.tables import QUICK, Table, html
+from clearhead.tables import QUICK
 from clearhead.view import images, page
 from clearhead.view.container import Document
 from clearhead.view.head_summary import first_key
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 from clearhead.view.pooling import pictures
-from clearhead.words import Language, of_locale, say
 
-SVG_SIDE, PNG_SIDE = 64, 512  # larger matrices are pooled to so many pixels a side
+SVG_SIDE = 64  # larger matrices are pooled to so many pixels a side
 
 
 def document_of(seen: Display, options: Page) -> Document:
@@ -46,17 +39,11 @@ def svg_of(
     seen: Display, head: int, layer: int | str, batch: int, tokens: Sequence[str] | None, sources: Sequence[str] | None
 ) -> str:
     """One head's weights as SVG text. Raises as `Display.to_svg`."""
-    weights, masked, name, high, run, part = _cells(seen, layer, head, batch, SVG_SIDE)
+    weights, masked, name, high, run, part = _cells(seen, layer, head, batch)
     run = _renamed(replace(run, layers=[part]), tokens, sources)
     names = _names(run, run.layers[0]) if weights.shape == part.matrix.shape[-2:] else (None, None)
     size = 24 if len(weights) <= 24 else 14
     return images.svg(weights, masked, *names, name=name, cell=size, high=high)
-
-
-def png_of(seen: Display, head: int, layer: int | str, batch: int, cell: int) -> bytes:
-    """One head's weights as PNG bytes, cell × cell pixels for each weight. Raises as `Display.to_svg`."""
-    weights, masked, _, high, *_ = _cells(seen, layer, head, batch, PNG_SIDE)
-    return images.png(weights, masked, cell, high)
 
 
 def bundle_of(seen: Display) -> dict[str, str]:
@@ -69,20 +56,17 @@ def bundle_of(seen: Display) -> dict[str, str]:
         hint = f"<p>{escape(str(seen))}: <code>.save(&quot;page.html&quot;)</code> makes the page.</p>"
         return {"text/plain": str(seen), "text/html": hint}
     first = run.layers[0]
-    sides = first.matrix.shape[-2:]
-    place = first.heads[0], first.name or 0, 0
-    svg = partial(svg_of, seen, *place, None, None)
-    png = partial(png_of, seen, *place, max(1, PNG_SIDE // max(sides)))
+    svg = partial(svg_of, seen, first.heads[0], first.name or 0, 0, None, None)
     written = page.html(document([run], run.name, room=page.MOST_BYTES / 2))
-    return page.bundle(str(seen), written, svg, png, prod(sides))
+    return page.bundle(str(seen), written, svg, prod(first.matrix.shape[-2:]))
 
 
 def _cells(
-    seen: Display, layer: int | str, head: int, batch: int, side: int
+    seen: Display, layer: int | str, head: int, batch: int
 ) -> tuple[Array, Array, str, float, ShownRun, ShownLayer]:
     """One head as a picture: its weights, what is masked, its name, where the colour scale ends; its run and layer.
 
-    Above `side`, pixels show their largest weight. O(queries·keys) time, O(side²) memory.
+    Above SVG_SIDE, pixels show their largest weight. O(queries·keys) time.
     """
     run = run_of(seen, whole_number("batch", batch, 0))
     names = [each.name for each in run.layers]
@@ -94,12 +78,12 @@ def _cells(
     name = f"{name}, {run.item}" if run.item else name
     place, problem = list(part.heads).index(head), part.matrix.call.problem
     n, m = problem.queries, problem.keys
-    if max(n, m) <= side:
+    if max(n, m) <= SVG_SIDE:
         weights = as_host_array(part.matrix[0, place], "weights")[0]
         masked = ~visibility.dense(problem)[0, place]
         return weights, masked, name, images.reach(images.peaks_of(weights, masked)), run, part
     alone = part.matrix.part(0, place)
-    drawn = pictures(alone, side)
+    drawn = pictures(alone, SVG_SIDE)
     most = drawn["most"][0]
     edges = np.arange(most.shape[1] + 1) * m // most.shape[1]
     first = int(np.searchsorted(edges, first_key(alone, 0), side="right")) - 1
@@ -140,34 +124,3 @@ def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequ
     n, m = layer.matrix.shape[-2:]
     rows = texts[start : start + n]
     return (rows, cols) if len(rows) == n and len(cols) == m else (None, None)
-
-
-def html_of(of: Any) -> str:
-    """The tables of an object as HTML."""
-    language = of_locale()
-    return html(language, tables(of, language))
-
-
-def tables(of: Any, language: Language) -> list[Table]:
-    """The tables of an object."""
-    if isinstance(of, Strongest):
-        return [_strongest(of, say(language, "strongest table"), language)]
-    if isinstance(of, EffectMatrix):
-        heading = say(language, f"{of.kind} table")
-        if 0 < of.size <= QUICK:
-            return [_strongest(of.strongest(10), heading, language)._replace(notes=[repr(of)])]
-        more = [say(language, "too many", hint="E.strongest(10)")] if of.size else []
-        return [Table(heading, notes=[repr(of), *more])]
-    rows = [(name, reason) for name, reasons in of.reasons.items() for reason in reasons]
-    rows.append((of.engine, say(language, "plan takes")))
-    columns = [say(language, f"column {name}") for name in ("engine", "reason")]
-    heading = say(language, "plan table", engine=of.engine)
-    return [Table(heading, columns, rows, notes=[of.experimental] if of.experimental else [])]
-
-
-def _strongest(edges: Strongest, heading: str, language: Language) -> Table:
-    """A row for each edge."""
-    columns = [as_host_array(x, name)[0].tolist() for name, x in edges._asdict().items()]
-    rows = [(*map(str, edge), significant(value, 4)) for *edge, value in zip(*columns, strict=True)]
-    names = [say(language, f"column {name}") for name in edges._fields]
-    return Table(heading, names, rows, [-value for value in columns[-1]])

@@ -1,20 +1,15 @@
-"""A weight matrix as SVG or PNG, without a library: light background, colour by the square root of the weight."""
+"""A weight matrix as SVG, without a library: light background, colour by the square root of the weight."""
 
-import struct
-import zlib
 from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room
-from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
 from clearhead.spelling import bare
 
 _STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
-_MASKED = np.array([226, 226, 230], dtype=np.float64)
 _NONFINITE = np.array([208, 160, 0], dtype=np.float64)
 ENDS_AT = "90th percentile of the rows' largest weights, row 0 left out"
 
@@ -82,22 +77,6 @@ def svg(
     for line, said in enumerate(caption):
         out.append(f'<text x="8" y="{height - 42 + 16 * line}" fill="#55555f">{escape(said)}</text>')
     return "\n".join([*out, "</svg>"])
-
-
-def png(weights: Array, masked: Array | None = None, cell: int = 8, high: float | None = None) -> bytes:
-    """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
-    cell = whole_number("cell", cell, 1, hint="cell=8")
-    check_room(f"a picture with cell={cell}", 4 * weights.size * cell**2, "cell=1")
-    painted = colours(weights, reach(peaks_of(weights, masked)) if high is None else high)
-    if masked is not None:
-        painted = np.where(masked[..., None], _MASKED.astype(np.uint8), painted)
-    image = painted.repeat(cell, axis=0).repeat(cell, axis=1)
-    height, width = image.shape[:2]
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = b"IHDR" + head, b"IDAT" + zlib.compress(lines, 9), b"IEND"
-    framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def colours(weights: Array, high: float) -> Array:

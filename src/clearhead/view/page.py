@@ -1,7 +1,7 @@
 """The page's HTML: program, style and document in one file that makes no network requests; and a notebook's output.
 
-A notebook shows text everywhere, a picture where scripts are off, else the page in a frame: no widget and no network.
-The frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
+A notebook shows text everywhere, a picture of few cells where scripts are off, else the page in a frame: no widget
+and no network. The frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
 """
 
 import os
@@ -20,7 +20,7 @@ from clearhead.errors import FileError
 from clearhead.view.container import Document, parts
 from clearhead.words import Language, read_language, say
 
-MOST_CELLS = 32 * 32  # the picture of a larger matrix has pixels
+MOST_CELLS = 32 * 32  # of a picture in a notebook
 MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
 
 
@@ -85,13 +85,11 @@ def _asset(name: str) -> str:
     return (files("clearhead") / "view" / name).read_text(encoding="utf-8")
 
 
-def bundle(text: str, whole: str, svg: Callable[[], str], png: Callable[[], bytes], cells: int) -> dict[str, str]:
-    """The MIME bundle: text, an SVG of few cells or a PNG of more, and the whole page if it is not too large."""
+def bundle(text: str, whole: str, svg: Callable[[], str], cells: int) -> dict[str, str]:
+    """The MIME bundle: text, an SVG of few cells, and the whole page if it is not too large."""
     outputs = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
         outputs["image/svg+xml"] = svg()
-    elif cells:
-        outputs["image/png"] = b64encode(png()).decode()
     if len(whole) <= MOST_BYTES:
         return outputs | {"text/html": framed(whole)}
     said = f"The page has {len(whole) / 2**20:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it."
