@@ -75,9 +75,9 @@ LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a c
     "heads": (["explain", "humpty dumpty sat on a", *ONE], "", 800, drawn),
     "generate": (["explain", "humpty dumpty", "--generate", "6", "--token", "7"], "", 800, drawn),
     "learn": (["learn"], "", 800, slid(20)),
-    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=sqrt.0.cuts", 800, cuts),
+    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=0.cuts", 800, cuts),
 }
-HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=150.140&show=sqrt.0.weights"
+HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=150.140&show=0.weights"
 SHOTS = {
     "answer.png": Shot(["explain", LAMB]),
     "long.png": Shot(["explain", "--file"], AT_LONG, (1240, 900), act=drawn, part="all"),

@@ -149,16 +149,15 @@ def test_tokens_take_the_focus_and_a_link_opens_the_cell_it_names(running, writt
         assert page.evaluate("document.activeElement.id") == "aside"
         page.keyboard.press("ArrowUp")
         until(page, "location.hash.includes('cell=17.4')")
-        page.locator("#scale").focus()
+        page.locator("#aside").focus()
         page.keyboard.press("]")
         until(page, "location.hash.includes('at=0.0.1')")
-        page.evaluate("location.hash = '#at=0.1.3&cell=9.2&by=sink&show=log.1.weights'")
+        page.evaluate("location.hash = '#at=0.1.3&cell=9.2&by=sink&show=1.weights'")
         page.reload()
         ready(page)
         result = state(page)
-        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "log.1.weights"}
+        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "1.weights"}
         assert {name: result[name] for name in named} == named
-        assert page.locator("#scale").input_value() == "log"
         assert page.is_checked("#aside")
         page.locator(".heads .head").first.click()
         until(page, "location.hash.includes('at=0.0.0')")
@@ -176,10 +175,6 @@ def test_the_legend_says_where_the_colour_scale_ends(running, written, small, tm
         assert "query 0 left out" in legend
         assert "masked" in legend
         assert "NaN" not in legend
-        page.select_option("#scale", "log")
-        until(page, "document.querySelector('.here .legend').textContent.startsWith('≤ ')")
-        low = float(re.match(r"≤ ([\d.e-]+)", page.locator(".here .legend").text_content())[1])
-        assert low == pytest.approx(1e-4 * end, rel=0.1)
     with mapped(running, place) as page:
         assert "masked" not in page.locator(".here .legend").text_content()
 

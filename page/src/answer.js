@@ -3,8 +3,6 @@
 import { wordsOf } from "./causes.js";
 import { byId, h } from "./dom.js";
 import { bare, percent, spelled } from "./numbers.js";
-import { load } from "./packed.js";
-import { sampling } from "./sampling.js";
 import { showWay } from "./way.js";
 
 /** @typedef {[string, number]} Choice      a token and its probability */
@@ -14,7 +12,7 @@ export function answerRoom(page, shell) {
   const { t } = shell;
   const { title, facts, layers, words, runs } = page.header;
   const first = runs[0]?.tokens && runs[0].layers[0];
-  const [text, next, more] = [h("div.text-of"), h("div.next-of"), h("div")];
+  const [text, next] = [h("div.text-of"), h("div.next-of")];
   const why = wordsOf(page, shell);
   const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
   const language = shell.language();
@@ -33,7 +31,6 @@ export function answerRoom(page, shell) {
   return {
     element,
     text,
-    more, // of the next tokens, where the page has another place for it
     template: why.template,
     legend: "", // of the text's colours, where these are effects
     drawn: () => {}, // the text is there anew
@@ -56,9 +53,6 @@ export function answerRoom(page, shell) {
       });
       const title = atEnd ? t("next") : t("next after", { token: bare(name, 20) });
       next.replaceChildren(h("h2", title), h("ol.next", rows));
-      if (atEnd && facts.sampling)
-        load(page, facts.sampling.logits).then(() => more.replaceChildren(sampling(page, shell, facts.sampling)));
-      if (atEnd && !why.title) next.append(more);
     },
   };
 }

@@ -81,7 +81,7 @@ export function causesRoom(page, shell, place, answer, rename) {
   place.follow("causes", follow);
   onresize = showChosen; // in place of that of the drawing before
   follow();
-  tables.folded.append(h("p.aside", words.lead), answer.more);
+  tables.folded.append(h("p.aside", words.lead));
   return [tables.carried, h("section.every", grid.element, said), tables.folded];
 }
 

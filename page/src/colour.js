@@ -57,22 +57,9 @@ export function signed(role, most, kind = "linear") {
  */
 export function weighed(most = 1, kind = "sqrt") {
   const stops = ["weights-0", "weights-1", "weights-2", "weights-3"].map(rgb);
-  const floor = 1e-4;
-  const shapes = {
-    sqrt: (/** @type {number} */ t) => Math.sqrt(Math.max(t, 0)),
-    linear: (/** @type {number} */ t) => t,
-    log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
-  };
-  const shape = shapes[kind];
-  const shade = (/** @type {number} */ x) => shape(x / (most || 1));
-  return {
-    low: kind === "log" ? floor * most : 0,
-    high: most,
-    shade,
-    colour: (x) => along(stops, shade(x)),
-    along: (t) => along(stops, t),
-    kind,
-  };
+  const shade = (/** @type {number} */ x) =>
+    kind === "sqrt" ? Math.sqrt(Math.max(x / (most || 1), 0)) : x / (most || 1);
+  return { low: 0, high: most, shade, colour: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
 }
 
 /** @param {number[]} c */

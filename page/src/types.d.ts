@@ -9,7 +9,7 @@ type NumberArray = { shape: number[]; data: Numbers };
 type Rows = { data: Numbers; start: number; width: number }; // rows of `width` numbers from `start` on
 type Cell = (i: number, j: number) => number;
 type Test = (i: number, j: number) => boolean;
-type Scale = "sqrt" | "linear" | "log";
+type Scale = "sqrt" | "linear";
 type Shows = "weights" | "contributions" | "cuts" | "moved";
 
 /** A layer of a run to show, as view/long.py describes it. */
@@ -171,7 +171,6 @@ interface Shown {
   keys: number;
   queryName(token: number): string;
   keyName(token: number): string;
-  scale: Scale;
   aside: boolean; // the first key is left out
   whole: number; // the end of the colour scale for the whole head
   high: number; // the end of the colour scale

@@ -12,7 +12,6 @@ export const choice = (label, id, options, value, then) => h("label", `${label} 
 export function controls(look) {
   const { state, head } = look;
   const { t } = look.shell;
-  const names = (/** @type {string[]} */ ...options) => options.map((name) => [name, t(name)]);
   const press = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {() => void} */ onclick) =>
     h("button", { title: t(name), "aria-label": t(name), onclick }, sign);
   const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
@@ -27,7 +26,6 @@ export function controls(look) {
     zooms,
     hasEffects(head.layer, state.address.head) &&
       choice(t("shows"), "shows", effects, state.shows, (shows) => set(look, { shows })),
-    choice(t("scale"), "scale", names("sqrt", "linear", "log"), state.scale, (scale) => set(look, { scale })),
     display(look),
   );
 }

@@ -15,12 +15,12 @@ export function linkSoon(state) {
 /** @param {any} state */
 export function toLink(state) {
   if (state.quiet) return;
-  const { address, query, key, view, scale, aside, statistic, shows } = state;
+  const { address, query, key, view, aside, statistic, shows } = state;
   const place = [
     `at=${address.run}.${address.layer}.${address.head}`,
     `cell=${query}.${key}`,
     `by=${statistic}`,
-    `show=${scale}.${Number(aside)}.${shows}`,
+    `show=${Number(aside)}.${shows}`,
   ];
   if (view) place.push(`view=${[view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_")}`);
   const link = `#${place.join("&")}`;
@@ -45,8 +45,7 @@ export function fromLink(state, runs) {
     Object.assign(state, { query, key, pinned: true });
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
-  const [scale, aside, shows] = (parts.get("show") ?? "").split(".");
-  if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
+  const [aside, shows] = (parts.get("show") ?? "").split(".");
   if (layerShown.statistics.effect && SHOWS.includes(shows)) state.shows = shows;
   state.aside = aside === "1";
   if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, parts.get("by") ?? ""))

@@ -20,7 +20,6 @@ export function refresh(look) {
   const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
   state.view = view;
   const shade = shadeOf(look);
-  const open = shade.low < 0 ? ["≤ ", "≥ "] : [shade.low ? "≤ " : "", "≥ "];
   const hatched = Boolean(head.layer.masked || head.supposition);
   const swatches = [
     hatched && h("span", h("i.hatched"), t("masked cell")),
@@ -30,8 +29,8 @@ export function refresh(look) {
     which: t(look.inView ? "queries in view" : "all queries"),
     what: t(`shows ${head.shows}`),
   });
-  const [low, high] = [open[0] + fmt(shade.low, shade.low < 0 ? 3 : 2), open[1] + fmt(shade.high, 3)];
-  const said = [low, high, look.scale, look.nonfinite, ends, head.shows, hatched].join(" ");
+  const [low, high] = [shade.low ? `≤ ${fmt(shade.low, 3)}` : "0", `≥ ${fmt(shade.high, 3)}`];
+  const said = [low, high, look.nonfinite, ends, head.shows, hatched].join(" ");
   if (parts.scale.dataset.said !== said)
     parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
   parts.scale.dataset.said = said;

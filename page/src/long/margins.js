@@ -77,9 +77,9 @@ export function drawProfiles(pen, shown, f) {
 }
 
 /** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {(at: number, size: number, below: boolean) => void} draw */
-function eachBar({ view, high, scale, aside, head }, { count, start, from, length, role }, line, draw) {
+function eachBar({ view, high, aside, head }, { count, start, from, length, role }, line, draw) {
   if (!line) return;
-  const shade = weighed(high, scale);
+  const shade = weighed(high);
   const left = aside && role === "key" ? head.first : -1;
   for (let position = 0; position < length; position++) {
     const first = Math.floor(start + position * view.step);

@@ -13,7 +13,6 @@ import { thumbnails } from "./thumbnails.js";
 export const newState = () => ({
   statistic: PICTURES,
   address: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
-  scale: /** @type {Scale} */ ("sqrt"),
   shows: /** @type {Shows} */ ("weights"),
   aside: false,
   display: false, // the further controls are open

@@ -16,12 +16,11 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key" | "effect", picks: "query" | "key", start: number, chosen: number | null, seen: number, word: string, said: string, over: number | null, open: boolean}} Reading      start: of the part on show; chosen: when it was drawn; seen: the token in view; open: its controls; over: the token under the pointer */
+/** @typedef {{by: "received" | "query" | "key" | "effect", start: number, chosen: number | null, seen: number, word: string, said: string, over: number | null, open: boolean}} Reading      start: of the part on show; chosen: when it was drawn; seen: the token in view; open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
 export const newReading = () => ({
   by: "query",
-  picks: "query",
   start: 0,
   chosen: null,
   seen: 0,

@@ -41,7 +41,6 @@ export function lookAt(source, parts) {
     wide: null,
     queryName: nameOf(queryTexts, offset),
     keyName: nameOf(keyTexts, 0),
-    scale: state.scale,
     aside: state.aside,
     whole: 1,
     high: 1,

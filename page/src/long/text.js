@@ -15,7 +15,6 @@ export function drawText(look) {
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
   const modes = [...(why ? ["effect"] : []), "received", "query", "key"].map((name) => [name, t(`by ${name}`)]);
-  const roles = ["query", "key"].map((name) => [name, t(name)]);
   const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
   const [made, turns] = [page.header.facts?.generated ?? 0, why?.turns ?? []];
   if (reading.chosen !== chosen) {
@@ -54,7 +53,6 @@ export function drawText(look) {
             reading.by = /** @type {any} */ (value);
             shadeText(look);
           }),
-          choice(t("click picks"), "picks", roles, reading.picks, (to) => (reading.picks = /** @type {any} */ (to))),
         ),
       ),
     ),
@@ -133,7 +131,7 @@ function find(look, word, back) {
 const spanOf = (look, token) => look.parts.text.querySelector(`[data-token="${token}"]`);
 
 /** @param {Look} look */
-const picksQuery = ({ state, head }) => state.reading.picks === "query" && !head.layer.cross;
+const picksQuery = ({ head }) => !head.layer.cross;
 
 /** A token of the text becomes the query or the key. @param {Look} look @param {number} token */
 function choose(look, token) {

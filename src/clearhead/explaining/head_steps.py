@@ -57,7 +57,6 @@ class HeadSteps(Tabular, Framing):
     change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
     generated: int = 0  # how many of the last tokens the model put there
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
-    sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
     following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
 
@@ -133,16 +132,12 @@ def document(
     layers = [_page_layer(seen, number, weights) for number in range(config.layers)]
     if g is not None:
         layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
-    made = story(layers, seen.text, language, told, kept=kept)
-    # the largest first: the page computes the softmax of what follows the text at other temperatures
-    logits = {} if seen.logits is None else {"logits": -np.sort(-seen.logits.astype(np.float32))}
-    return replace(made, arrays={**made.arrays, **logits})
+    return story(layers, seen.text, language, told, kept=kept)
 
 
 def _run_facts(seen: HeadSteps) -> dict[str, Any]:
     """What the page says of the run: next tokens, entropy, the check, the way, the keys that heads look at."""
     following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
-    texts = [choice.text for choice in seen.sampled]
     looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
     for run in seen.runs:
         rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, seen.token], np.float64)
@@ -156,7 +151,6 @@ def _run_facts(seen: HeadSteps) -> dict[str, Any]:
         "check": both("check", engine=seen.trace.engine, difference=seen.trace.difference),
         "way": for_page(seen.ways),
         "looks": {"query": seen.token, "heads": looks},
-        "sampling": None if seen.logits is None else {"logits": "logits", "texts": texts},
     }
 
 

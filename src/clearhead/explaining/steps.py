@@ -19,8 +19,6 @@ from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
 from clearhead.textbook.trace import trace
 
-_SAMPLED = 10  # next tokens that a page shows at any temperature
-
 
 def steps_of_text(
     text: Any,
@@ -141,7 +139,6 @@ def _explanation(
         sinks=resting(run, asked.token),
         following=[choice[: asked.most] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
-        sampled=() if run.logits is None else next_tokens(model, run.logits[-1], _SAMPLED),
         ways=to_each,
     )
 
