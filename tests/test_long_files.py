@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import RuleError, SelectionError
-from clearhead.view import images, long, page, pooling
-from clearhead.view.pooling import tile
+from clearhead.view import images, long, page
+from clearhead.view.answers import tile
 from long_pages import TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
 from seeds import fresh
@@ -32,7 +32,7 @@ def test_a_picture_holds_each_pixels_largest_weight(n, m, side, causal, seed):
     rules = {"causal": True, "query_offset": m - n} if causal else {}
     part = matrix(n, m, seed=seed, **rules)
     weights = part[0].astype(np.float64)
-    result = pooling.pictures(part.part(0), side)
+    result = images.pictures(part.part(0), side)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
     alone = weights.copy()
     alone[:, :, 0] = 0
@@ -155,7 +155,7 @@ def test_nonfinite_weights_are_stored_as_nonfinite():
         codes = made.arrays["0.most"][0]
         wrong = ~np.isfinite(np.asarray(part[0], np.float64))
         wrong[:, 0] = False  # the first key has a picture of its own
-        assert (codes == pooling.NONFINITE).tolist() == wrong.tolist()
+        assert (codes == images.NONFINITE).tolist() == wrong.tolist()
         finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
         assert layer["largest"][0] == pytest.approx(finite.max())
         assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))

@@ -16,7 +16,7 @@ import pytest
 import clearhead as ch
 from browser import listened, number, until
 from clearhead.view import long
-from clearhead.view.pooling import tile
+from clearhead.view.answers import tile
 from terminal import refused
 
 server = pytest.importorskip("clearhead.view.server")

@@ -1,17 +1,13 @@
-// From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
+// From a cell of the map down to its arithmetic: the steps with their numbers, and what-ifs.
 
-import { afterwards, h, renew, write } from "../dom.js";
+import { h, renew, write } from "../dom.js";
 import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
 import { under } from "../long/supposing.js";
 import { LEVELS } from "../long/source.js";
 import { arithmetic } from "./arithmetic.js";
-import { drawBars } from "./bars.js";
 import { problemOf, rowAt } from "./problem.js";
-import { scrubber } from "./scrubber.js";
 import { whatIfs } from "./whatifs.js";
-
-/** @typedef {{key: string, problem: Problem, row: Row, lines: Map<string, HTMLElement>}} AsItRan      the run's own numbers of a cell */
 
 /** @param {Shell} shell @param {Place} place */
 export function diveRoom({ t }, place) {
@@ -19,10 +15,7 @@ export function diveRoom({ t }, place) {
   let look = null;
   let drawn = "";
   let { what } = place;
-  let drawBelow = () => {};
-  const drawSoon = afterwards(() => drawBelow());
   const lines = h("ol.lines");
-  const bars = h("canvas.row-bars");
   const says = h("p.says");
   const asItRan = keptRun(t);
   const chosen = () => look && chosenIn(look);
@@ -31,9 +24,7 @@ export function diveRoom({ t }, place) {
     update();
   };
   const controls = whatIfs(t, () => place.what, suppose, chosen);
-  const steps = scrubber(t, (i, j) => look?.jumpTo(i, j));
-  const play = h("div", controls.element, controls.ribbon, controls.numbers);
-  const rest = h("div", play, bars, steps.element);
+  const rest = h("div", controls.element, controls.ribbon, controls.numbers);
   const title = h("h2", { id: "dive-title" }, t("dive"));
   const element = h("section.dive", { "aria-labelledby": "dive-title" }, title, says, rest);
   place.follow("dive", () => place.what !== what && update());
@@ -56,14 +47,9 @@ export function diveRoom({ t }, place) {
     const row = rowAt(problem, i);
     const real = isAsRun(place.what);
     const bound = real ? (head.computing?.bound(i) ?? null) : null;
-    const ran = real ? null : asItRan(head, i, j);
+    const ran = real ? undefined : asItRan(head, i, j);
     const written = arithmetic(problem, row, i, j, bound, t);
-    renew(lines, itemsOf(written, ran?.lines));
-    drawBelow = () => {
-      drawBars(bars, row.weights, ran?.row.weights ?? null, j);
-      steps.update(problem, ran?.problem ?? null, i, j);
-    };
-    drawSoon();
+    renew(lines, itemsOf(written, ran));
     controls.update(problem);
   }
 
@@ -93,16 +79,17 @@ const itemsOf = (written, ran) =>
 
 /** The run's own numbers of a cell; the latest are kept. @param {Say} t */
 function keptRun(t) {
-  /** @type {AsItRan | null} */
-  let latest = null;
+  /** @type {[string, Map<string, HTMLElement>]} */
+  let latest = ["", new Map()];
   return (/** @type {Head} */ head, /** @type {number} */ i, /** @type {number} */ j) => {
     const key = `${Object.values(head.address)} ${i} ${j}`;
-    if (latest?.key === key) return latest;
+    if (latest[0] === key) return latest[1];
     const problem = /** @type {Problem} */ (problemOf(head));
     const row = rowAt(problem, i);
     const lines = new Map();
     for (const [name, line] of arithmetic(problem, row, i, j, null, t))
       lines.set(name, h("p.written.ghost", h("small", `${t("run value")} `), line));
-    return (latest = { key, problem, row, lines });
+    latest = [key, lines];
+    return lines;
   };
 }

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core import visibility
+from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.errors import SelectionError
+from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.view.pooling import tile
 
+MASKED = -1.0  # stands for a masked weight; page/src/attention.js has the same number
 _MOST = 16384  # queries or keys of a tile
 
 
@@ -26,6 +29,18 @@ def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
     layer = run.layers[_number(asked, "layer", len(run.layers))]
     weights = ANSWERS[what](asked, layer, _number(asked, "head", len(layer.heads)))
     return np.ascontiguousarray(weights, "<f4").tobytes()
+
+
+def tile(matrix: AttentionMatrix, head: int, rows: slice, cols: slice, step: int) -> Array:
+    """The largest of each step × step weights of (1, heads, queries, keys), float32; MASKED where all are masked.
+
+    O(rows·cols·d_k) time.
+    """
+    rows, cols = (slice(*part.indices(size)) for part, size in zip((rows, cols), matrix.shape[2:], strict=True))
+    weights = as_host_array(matrix[0, head, rows, cols], "weights")[0].astype(np.float32)
+    shown = np.where(visibility.tile(matrix.call.problem, 0, head, rows, cols), weights, np.float32(MASKED))
+    tall, wide = (np.arange(0, size, step) for size in shown.shape)
+    return np.maximum.reduceat(np.maximum.reduceat(shown, wide, 1), tall, 0)
 
 
 def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> Array:

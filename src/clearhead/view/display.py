@@ -21,7 +21,6 @@ from clearhead.view.container import Document
 from clearhead.view.head_summary import first_key
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
-from clearhead.view.pooling import pictures
 
 SVG_SIDE = 64  # larger matrices are pooled to so many pixels a side
 
@@ -83,7 +82,7 @@ def _cells(
         masked = ~visibility.dense(problem)[0, place]
         return weights, masked, name, images.reach(images.peaks_of(weights, masked)), run, part
     alone = part.matrix.part(0, place)
-    drawn = pictures(alone, SVG_SIDE)
+    drawn = images.pictures(alone, SVG_SIDE)
     most = drawn["most"][0]
     edges = np.arange(most.shape[1] + 1) * m // most.shape[1]
     first = int(np.searchsorted(edges, first_key(alone, 0), side="right")) - 1

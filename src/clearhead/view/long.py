@@ -26,8 +26,7 @@ from clearhead.version import __version__
 from clearhead.view.captions import captions
 from clearhead.view.container import Document
 from clearhead.view.head_summary import even_heads, first_key, summarise_heads
-from clearhead.view.images import reach
-from clearhead.view.pooling import coded, pictures
+from clearhead.view.images import coded, pictures, reach
 from clearhead.words import Language, read_language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
