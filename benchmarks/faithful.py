@@ -235,7 +235,7 @@ def default(one: Asked) -> Score:
     """What `ch.explain` shows; passes are those for the parts, seconds those of heads and edges too."""
     seen = ch.explain(one.item.text, one.model, parts=one.item.parts)
     order = [seen.parts.index(part) for part in seen.ranked if part in seen.parts]
-    passes = 2 * seen.estimate.points + len(seen.parts) + part_runs.read_effort("quick", len(seen.tokens))
+    passes = 2 * seen.estimate.points + len(seen.parts) + min(part_runs.HALVES, part_runs.HALVED // len(seen.tokens))
     return Score([part.effect for part in seen.parts], passes, order)
 
 

@@ -48,22 +48,20 @@ def test_a_template_may_strip_the_spaces_around_a_message(model):
     text, tokens = stripping.tokenizer.chat(messages)
     assert text_of(tokens, template=False) == f"{PLACE} {QUESTION}"
     assert f"{PLACE} user" in text
-    cause = ch.explain(messages, stripping, verify=0)
+    cause = ch.explain(messages, stripping)
     assert [part.text for part in cause.parts] == PLACE.split()
-    assert cause.answer == ch.explain(text, stripping, generate=24, verify=0).answer
+    assert cause.answer == ch.explain(text, stripping, generate=24).answer
 
 
 def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
-    alone = ch.explain([{"role": "user", "content": QUESTION}], model, verify=0)
+    alone = ch.explain([{"role": "user", "content": QUESTION}], model)
     assert [part.text for part in alone.parts] == QUESTION.split()
     messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
-    both = ch.explain(messages, model, verify=0)
+    both = ch.explain(messages, model)
     assert [part.text for part in both.parts] == PLACE.split()
-    turns = ch.explain(
-        [*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns", verify=0
-    )
+    turns = ch.explain([*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns")
     assert [part.text for part in turns.parts] == [PLACE, QUESTION, "hill"]
-    chosen = ch.explain(messages, model, hide=[(0, len(both.text))], verify=0)
+    chosen = ch.explain(messages, model, hide=[(0, len(both.text))])
     assert [part.text for part in chosen.parts] == [*PLACE.split(), *QUESTION.split()]
 
 

@@ -14,7 +14,7 @@ import clearhead as ch
 from benchmarks import faithful
 from benchmarks.faithful import TASKS, context_cite, item, lds
 from clearhead.digits import percent
-from clearhead.errors import FileError, RuleError, UnknownNameError
+from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability
 from clearhead.explaining.why_lists import PartEffect
@@ -141,28 +141,14 @@ def made_again(monkeypatch, y):
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
     """y is 8 while token 2 or token 4 is seen, and token 1 adds 2."""
     again = made_again(monkeypatch, lambda off: 8.0 * (2 not in off or 4 not in off) + 2.0 * (1 not in off) - 1.0)
-    parts = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), "", 4).parts
+    parts = part_runs.hidden(again, made_parts([2.0, 4.0, 0.1, 4.0]), "").parts
     assert [part.hidden for part in parts] == [-2.0, 0.0, 0.0, 0.0]
     (pair,) = part_runs.pairs(again, parts, 10.0)
     assert {pair.first.text, pair.second.text} == {"p1", "p3"}
     assert (pair.hidden, pair.share, pair.likeliest.id) == (-8.0, 0.75, 1)
     assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
     plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
-    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), "", 4).parts, 8.0) == []
-
-
-def test_an_effort_is_a_word_or_a_number_of_runs():
-    text = "humpty dumpty sat on a wall humpty dumpty had a great"
-    quick, careful = (ch.explain(text, effort=effort) for effort in ("quick", "careful"))
-    for seen in (quick, careful):
-        assert sum(part.effect for part in seen.parts) == pytest.approx(seen.estimate.total - seen.estimate.gap)
-    assert careful.estimate.gap == pytest.approx(quick.estimate.gap)
-    assert [part.effect for part in careful.parts] != [part.effect for part in quick.parts]
-    assert careful.trust(64, seed=3).score > quick.trust(64, seed=3).score - 0.05
-    assert [part_runs.read_effort(*asked) for asked in (("careful", 9), ("quick", 9), ("quick", 4096))] == [48, 24, 2]
-    for wrong, error in (("fast", UnknownNameError), (-1, RuleError), (1.5, RuleError)):
-        with pytest.raises(error):
-            ch.explain("humpty dumpty", effort=wrong)
+    assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), "").parts, 8.0) == []
 
 
 def printed(seen, language):

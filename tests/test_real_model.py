@@ -163,7 +163,7 @@ def test_the_first_three_parts_and_every_sentence_are_true():
             return peer()(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
     try:
-        shown_causes.check(lambda text: ch.explain(text, model(), points=1, effort=0), TEXTS, logits_of)
+        shown_causes.check(lambda text: ch.explain(text, model()), TEXTS, logits_of)
     finally:
         peer().set_attn_implementation("sdpa")
 

@@ -231,7 +231,7 @@ def test_question_text_and_heads_share_the_first_screen(running, width, height):
 def test_a_long_text_opens_at_its_strongest_part(running):
     rng = fresh()
     first = int(rng.choice([1, 40, 700]))
-    seen = ch.explain("mary " * 1250, random_model(rng, 1300), parts=[(5 * first, 5 * first + 15)], verify=1, points=1)
+    seen = ch.explain("mary " * 1250, random_model(rng, 1300), parts=[(5 * first, 5 * first + 15)])
     with opened(running, seen.to_html(), wait=SHADED) as page:
         boxes = f"['[data-token=\"{first}\"]', '.passage'].map(x => document.querySelector(x).getBoundingClientRect())"
         until(page, f"(([token, box]) => box.top <= token.top && token.bottom <= box.bottom)({boxes})")

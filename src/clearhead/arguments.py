@@ -129,7 +129,6 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--answer": _text("ANSWER"),
         "--word": _text("WORD"),
         "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
-        "--effort": _text("KIND|N"),
         "--trust": _FLAG,
         **_RESULTS,
     },
@@ -155,7 +154,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "info": {"--json": _FLAG},
 }
 
-OF_ANSWER = frozenset(("why", "against", "answer", "word", "parts", "effort", "trust", "all"))  # about the answer
+OF_ANSWER = frozenset(("why", "against", "answer", "word", "parts", "trust", "all"))  # about the answer
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
 _LONE = "--{other} is for what follows a whole text, not for --{name}."

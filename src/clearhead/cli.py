@@ -190,8 +190,6 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
         "parts": options.parts or ("sentences" if options.file is not None else "words"),
         "hide": hide,
     }
-    if options.effort is not None:
-        asked["effort"] = int(options.effort) if options.effort.isdecimal() else options.effort
     return explain(prompt, model, **asked, each=partial(progress, what="runs"), told=told)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,14 +28,6 @@ _HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so 
 _LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
 
 
-class Counts(NamedTuple):
-    """How much is run: points of the integral, parts that are hidden one by one, random halves."""
-
-    points: int
-    parts: int
-    halves: int
-
-
 def explain(
     text: Any,
     model: "str | os.PathLike[str] | Model | HubModel | None" = None,
@@ -46,9 +38,6 @@ def explain(
     generate: int = 0,
     parts: str | Sequence[Any] = "words",
     hide: Any = None,
-    points: int | None = None,
-    verify: int = 48,
-    effort: str | int = "quick",
     count: int = 8,
     each: Callable[[range], Iterable[int]] = iter,
     told: Callable[[Explanation], object] | None = None,
@@ -70,18 +59,15 @@ def explain(
     hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
-    points    of the integral, 2 passes each. None: 4, and of a question to a text of over 1,024 tokens 0: none
-    verify    up to how many parts are hidden one by one; of more, all sentences, then the parts of three. 0: none
-    effort    how many more runs hide random halves of the parts: "quick" (24; fewer of long texts), "careful" (48), any
     count     how many heads and edges to list at most
     each      iterates over points, and over the layers of what is run again, such as a progress bar
     told      is given what is known so far: the answer, then what hiding each part did; heads and edges come last
 
-    Heads and edges are off in the rows that say the answer. Raises DtypeError for a text or model of another type,
-    RuleError for a model without next tokens and for attention that is not causal; UnknownNameError for another effort;
-    SelectionError for a word that is not there, for parts that overlap or are outside the text, and where both answers
-    are the same; ShapeError for an empty answer or
-    text, or one that is too long; FileError for an unreadable model. O(points + parts) passes, O(tokens) memory.
+    Up to 48 parts are hidden one by one; of more, all sentences, then the parts of three. Heads and edges are off in
+    the rows that say the answer. Raises DtypeError for a text or model of another type, RuleError for a model without
+    next tokens and for attention that is not causal; SelectionError for a word that is not there, for parts that
+    overlap or are outside the text, and where both answers are the same; ShapeError for an empty answer or text, or one
+    that is too long; FileError for an unreadable model. O(parts) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
@@ -93,10 +79,7 @@ def explain(
 
     check_each(each)
     loaded, more = load_model(model), whole_number("generate", generate, 0)
-    asked_points = None if points is None else whole_number("points", points, 0)
-    most, listed = whole_number("verify", verify, 0), whole_number("count", count, 1)
-    reading = read(loaded, text)
-    halves = part_runs.read_effort(effort, len(reading.tokens))
+    listed, reading = whole_number("count", count, 1), read(loaded, text)
     where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
     hidden = where if hide is None else read_slices("hide", hide, reading.text)
     if word is not None or (answer is None and (more or reading.turns)):
@@ -107,9 +90,8 @@ def explain(
     if not cut:
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
     again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
-    counts = Counts(part_runs.points_for(loaded, asked_points, cut, len(reading.tokens)), most, halves)
     found = _begun(again, asked, cut, partial(Explanation, loaded, text, reading))
-    return _explained(again, found, counts, each, told or (lambda _: None))
+    return _explained(again, found, each, told or (lambda _: None))
 
 
 def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
@@ -143,23 +125,19 @@ def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., E
     )
 
 
-def _explained(
-    again: Again, found: Explanation, counts: Counts, each: Each, told: Callable[[Explanation], object]
-) -> Explanation:
+def _explained(again: Again, found: Explanation, each: Each, told: Callable[[Explanation], object]) -> Explanation:
     """Run the model again without each part, head and edge; `told` is given what is known before that, and between."""
     told(found)
     model, cut = again.model, found.parts
-    ran = part_runs.hidden(again, cut, found.text, counts.parts)
+    ran = part_runs.hidden(again, cut, found.text)
     told(replace(found, parts=ran.parts, groups=ran.groups))
-    by_key, by_edge, total, points = part_runs.integrated(
-        again, [place for part in cut for place in part.tokens], counts.points, each
-    )
+    by_key, by_edge, total, points = part_runs.integrated(again, [place for part in cut for place in part.tokens], each)
     by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
     effects = [part._replace(effect=float(of_token[list(part.tokens)].sum())) for part in ran.parts]
     ran = ran._replace(parts=effects)
-    parts, groups = part_runs.weighed(again, ran, counts.halves, total, integrated=points > 0)
+    parts, groups = part_runs.weighed(again, ran, total, integrated=points > 0)
     by_token = np.zeros(len(found.tokens))
-    for part in [*groups, *(part for part in parts if part.hidden is not None or not ran.runs)]:
+    for part in [*groups, *(part for part in parts if part.hidden is not None)]:
         by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
     heads, heads_run, off = head_runs.heads(again, by_head)
     looked = [((head.layer, head.head), 0, _KEYS) for head in heads[:_HEADS]]

@@ -16,12 +16,11 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
-from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError, check_known
+from clearhead.errors import FileError
 from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target, goes_on, probability
 from clearhead.explaining.rerun import Based, Rerun
-from clearhead.explaining.texts import Part, grouped
+from clearhead.explaining.texts import grouped
 from clearhead.explaining.why_lists import PairEffect, PartEffect, by_change
 from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
 from clearhead.models.variants import edges
@@ -34,10 +33,11 @@ _NEAR = 0.05  # nearer than this share of the range that y has on the way
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
+_PARTS = 48  # that are hidden one by one at most
 _GROUP, _REFINED = 24, 3  # parts of a sentence that is hidden as a whole; such sentences whose parts are hidden too
 _ROOM = 2**15  # tokens of all runs: where more sentences than parts may be hidden would take more, blocks come first
 _SHOWN = 5  # parts on the screen
-_HALVES, _HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
+HALVES, HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
 
 
 class Again(NamedTuple):
@@ -64,32 +64,17 @@ class Again(NamedTuple):
         return {"hidden": one.value - self.value, **now}
 
 
-EFFORTS = "quick", "careful"
-
-
-def read_effort(effort: Any, tokens: int) -> int:
-    """How many runs with random halves hidden; UnknownNameError for another word, RuleError for no whole number."""
-    if not isinstance(effort, str):
-        return whole_number("effort", effort, 0, 2**16)
-    check_known("effort", [effort], EFFORTS)
-    return 2 * _HALVES if effort == "careful" else min(_HALVES, _HALVED // tokens)
-
-
-def points_for(model: LanguageModel, asked: int | None, parts: Sequence[Part], tokens: int) -> int:
-    """How many points. Of a long text with a question none, if the model runs the question's rows by themselves."""
-    after = tokens - 1 - max(token for part in parts for token in part.tokens)
-    cheap = model.config.shares_runs and tokens > _LONG and after >= _QUESTION
-    return asked if asked is not None else 0 if cheap else _POINTS
-
-
-def integrated(again: Again, gated: list[int], points: int, each: Each) -> tuple[Array, Array, float, int]:
+def integrated(again: Again, gated: list[int], each: Each) -> tuple[Array, Array, float, int]:
     """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points.
 
-    The first token is not hidden, so that it has no φ; in y(nothing) it is replaced as in any run.
+    The first token is not hidden, so that it has no φ; in y(nothing) it is replaced as in any run. Of a long text with
+    a question there are no points, if the model runs the question's rows by themselves.
     """
-    rows, sizes = again.based[0].target.rows, (again.model.config.layers, again.model.config.heads)
+    rows, config = again.based[0].target.rows, again.model.config
+    sizes, last = (config.layers, config.heads), rows.start + 1
+    cheap = config.shares_runs and last > _LONG and rows.start - max(gated) >= _QUESTION
     first, gated = 0 in gated, [token for token in gated if token]
-    last, points = rows.start + 1, points if gated else 0
+    points = _POINTS if gated and not cheap else 0
     low, total = begin(again, gated, LOWS if points else ())
     if first:
         total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]])[0].value
@@ -122,9 +107,10 @@ class Hidden(NamedTuple):
     runs: dict[tuple[int, ...], Rerun]
 
 
-def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> Hidden:
-    """Hide each of at most `most` parts; of more, all sentences or lines, then the parts of the three that did most."""
+def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
+    """Hide each of at most 48 parts; of more, all sentences or lines, then the parts of the three that did most."""
     runs: dict[tuple[int, ...], Rerun] = {}
+    most = _PARTS
 
     def strongest(groups: list[list[int]]) -> list[list[int]]:
         new = [tuple(group) for group in groups if tuple(group) not in runs]
@@ -132,8 +118,8 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str, most: int) -> H
         runs.update(zip(new, rerun.hidden(again.model, again.based, lists), strict=True))
         return sorted(groups, key=lambda group: -abs(runs[tuple(group)].value - again.value))[:_REFINED]
 
-    chosen = [[place] for place in range(len(parts))] if most else []
-    if len(parts) > most > 0:
+    chosen = [[place] for place in range(len(parts))]
+    if len(parts) > most:
         sentences = chosen = grouped(parts, text, _GROUP)
         size = len(again.based[0].target.ids)
         if len(sentences) > most and sum(size - parts[group[0]].tokens[0] for group in sentences) > _ROOM:
@@ -169,27 +155,25 @@ def _with_begins(again: Again, part: PartEffect) -> PartEffect:
     return part._replace(begins=goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id))
 
 
-def weighed(
-    again: Again, ran: Hidden, count: int, total: float, *, integrated: bool
-) -> tuple[list[PartEffect], list[PartEffect]]:
+def weighed(again: Again, ran: Hidden, total: float, *, integrated: bool) -> tuple[list[PartEffect], list[PartEffect]]:
     """The parts and groups with their effects after all runs.
 
     They begin halfway between the integral and what hiding the part, or its share of a group, did; without an integral
-    at the latter. They are fitted to `count` runs with random halves hidden, and to those of the groups, or where there
-    are none of the parts: a few parts alone beside groups made the fit worse.
+    at the latter. They are fitted to up to 24 runs with random halves hidden, and to those of the groups, or where
+    there are none of the parts: a few parts alone beside groups made the fit worse.
     """
     parts, places = ran.parts, range(len(ran.parts))
     shares = {token: -(group.hidden or 0.0) / len(group.tokens) for group in ran.groups for token in group.tokens}
     effects = []
     for part in parts:
-        moved = sum(shares.get(token, 0.0) for token in part.tokens) if part.hidden is None else -part.hidden
-        neither = part.hidden is None and part.tokens[0] not in shares  # was run
-        effects.append(part.effect if neither else (part.effect + moved) / 2 if integrated else moved)
+        moved = sum(shares[token] for token in part.tokens) if part.hidden is None else -part.hidden
+        effects.append((part.effect + moved) / 2 if integrated else moved)
+    count = min(HALVES, HALVED // (again.based[0].target.rows.start + 1))
     kept, values = halves(again, parts, count, (1, count))
     chosen = {group: one for group, one in ran.runs.items() if len(group) > 1 or not ran.groups}
     alone = np.array([[place not in group for place in places] for group in chosen]).reshape(-1, len(parts))
     runs = np.append(values, [one.value for one in chosen.values()])
-    fit = corrected(np.array(effects), np.vstack([kept, alone]), runs, total) if len(runs) else effects
+    fit = corrected(np.array(effects), np.vstack([kept, alone]), runs, total)
     parts = [part._replace(effect=float(effect)) for part, effect in zip(parts, fit, strict=True)]
     by_first = {part.tokens[0]: part.effect for part in parts}
     groups = [group._replace(effect=sum(by_first.get(token, 0.0) for token in group.tokens)) for group in ran.groups]
