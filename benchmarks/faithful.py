@@ -31,8 +31,8 @@ from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Target
 from clearhead.explaining.part_runs import Again, integral
+from clearhead.explaining.rerun import PartEffect
 from clearhead.explaining.texts import parts_of_text
-from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
 
 ITEMS, QUICK, PARTS, TRIES = 20, 1, (12, 36, 100), 12

@@ -17,7 +17,7 @@ from clearhead.digits import percent
 from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability
-from clearhead.explaining.why_lists import PartEffect
+from clearhead.explaining.rerun import PartEffect
 from clearhead.report.answered import show
 from seeds import fresh
 
@@ -133,7 +133,6 @@ def made_again(monkeypatch, y):
         "hidden",
         lambda model, based, lists, *_, **__: [rerun.Rerun(model.y(set(each)), *rest) for each in lists],
     )
-    monkeypatch.setattr(part_runs.Again, "lead", lambda *_: 0.0)
     based = SimpleNamespace(target=SimpleNamespace(odds=False))
     return part_runs.Again(Made(y), [based], y(set()), "first", 1, (1, 0))
 
@@ -160,7 +159,7 @@ def printed(seen, language):
 def test_the_report_says_either_of_these():
     seen = ch.explain("humpty dumpty sat on")
     first, second = seen.parts[:2]
-    pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0], -8.5)
+    pair = part_runs.PairEffect(first, second, -8.5, 0.125, seen.next[0])
     paired = replace(seen, pairs=[pair])
     assert paired.to_json()["pairs"][0]["first"]["text"] == "humpty"
     both = percent(probability(seen.value - 8.5))

@@ -238,7 +238,7 @@ def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *,
 
 def _ran(model: str | None, text: str) -> "ShownRun":
     """Run a text through a model."""
-    from clearhead.explaining.forward import shown_run
+    from clearhead.explaining.head_steps import shown_run
     from clearhead.models.finding import load_model
 
     return shown_run(load_model(model), text, partial(progress, what="layers"))

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
-from clearhead.explaining import head_runs, part_runs, rerun
+from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
-from clearhead.explaining.forward import check_each, forward_pass
-from clearhead.explaining.part_runs import Again, cuts
+from clearhead.explaining.part_runs import Again
+from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
 from clearhead.explaining.texts import Part, Reading, parts_of_text, read, read_slices
-from clearhead.explaining.why_lists import PartEffect
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
-_HEADS, _KEYS = 6, 4  # the first heads, run again and directly, and of each so many of its largest weights
+_HEADS, _KEYS = 6, 4  # the heads that did most, and of each so many of its largest weights
+_ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
 _LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
 
 
@@ -77,7 +78,6 @@ def explain(
     """
     from clearhead.models.finding import load_model
 
-    check_each(each)
     loaded, more = load_model(model), whole_number("generate", generate, 0)
     listed, reading = whole_number("count", count, 1), read(loaded, text)
     where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
@@ -121,30 +121,25 @@ def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., E
         reruns=({}, {}, {}),
         sinks=rerun.resting(run, row),
         again=again,
-        estimate=Estimate(np.zeros(row + 1), nothing, nothing * np.nan, 0.0, 0.0, 0, missed=False),
+        estimate=Estimate(np.zeros(row + 1), nothing, nothing * np.nan, 0.0, 0.0, 0),
     )
 
 
 def _explained(again: Again, found: Explanation, each: Each, told: Callable[[Explanation], object]) -> Explanation:
     """Run the model again without each part, head and edge; `told` is given what is known before that, and between."""
     told(found)
-    model, cut = again.model, found.parts
-    ran = part_runs.hidden(again, cut, found.text)
+    ran = part_runs.hidden(again, found.parts, found.reading.text)
     told(replace(found, parts=ran.parts, groups=ran.groups))
-    by_key, by_edge, total, points = part_runs.integrated(again, [place for part in cut for place in part.tokens], each)
+    tokens = [token for part in found.parts for token in part.tokens]
+    by_key, by_edge, total, points = part_runs.integrated(again, tokens, each)
     by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
     effects = [part._replace(effect=float(of_token[list(part.tokens)].sum())) for part in ran.parts]
-    ran = ran._replace(parts=effects)
-    parts, groups = part_runs.weighed(again, ran, total, integrated=points > 0)
-    by_token = np.zeros(len(found.tokens))
+    parts, groups = part_runs.weighed(again, ran._replace(parts=effects), total, integrated=points > 0)
+    by_token = np.zeros(len(found.reading.tokens))
     for part in [*groups, *(part for part in parts if part.hidden is not None)]:
-        by_token[list(part.tokens)] = (part.effect if part.hidden is None else -part.hidden) / len(part.tokens)
-    heads, heads_run, off = head_runs.heads(again, by_head)
-    looked = [((head.layer, head.head), 0, _KEYS) for head in heads[:_HEADS]]
-    looked += head_runs.of_later_tokens(again, off)
-    estimates = [by_edge, cuts(model, again.based[0].target, again.based[0].run, again.rest)]
-    edges, missed, without = head_runs.edges(again, estimates, looked)
-    gap = total - sum(part.effect for part in parts)
+        by_token[list(part.tokens)] = -(part.hidden or 0.0) / len(part.tokens)
+    heads, heads_run, off = _heads(again, by_head)
+    edges, without = _edges(again, [by_edge, part_runs.cuts(again)], off)
     return replace(
         found,
         parts=parts,
@@ -153,5 +148,46 @@ def _explained(again: Again, found: Explanation, each: Each, told: Callable[[Exp
         heads=[head._replace(edge=next((one for one in edges if one[:2] == head[:2]), None)) for head in heads],
         edges=edges[: again.listed],
         reruns=(off, ran.runs, without),
-        estimate=Estimate(by_token, by_head, heads_run, total, gap, points, missed),
+        estimate=Estimate(by_token, by_head, heads_run, total, total - sum(part.effect for part in parts), points),
     )
+
+
+def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
+    """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
+    changes, off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed)
+    listed = sorted(off, key=lambda place: (-abs(changes[place]), -abs(by_head[place]), place))[: again.listed]
+    tokens = len(again.based[0].target.answer)
+    others = [tokens * change for change in rerun.anywhere(again.model, listed)]
+    return [HeadEffect(*place, float(changes[place]), x) for place, x in zip(listed, others, strict=True)], changes, off
+
+
+def _edges(
+    again: Again, estimates: Sequence[Array], off: dict[tuple[int, int], Rerun]
+) -> tuple[list[EdgeEffect], dict[tuple[int, ...], Rerun]]:
+    """The edges of the rows that answer by what y changes by without each, and their runs.
+
+    Run are the strongest of each estimate, (layers, heads, rows, keys), and the largest weights of the heads without
+    which y changes most; of each token of the answer but the first, of the heads without which its odds do.
+    """
+    based, chosen = again.based[0], dict[tuple[int, ...], None]()
+    rows, heads = based.target.rows, list(off)
+    for each in estimates:
+        order = np.argsort(-np.abs(each), axis=None, kind="stable")[:_ESTIMATED]
+        for layer, head, row, key in np.transpose(np.unravel_index(order, each.shape)).tolist():
+            if each[layer, head, row, key]:
+                chosen[layer, head, rows[row], key] = None
+    changes = np.array([np.append(one.value - again.value, (one.odds - based.odds)[1:]) for one in off.values()])
+    order = np.argsort(-np.abs(changes), axis=0, kind="stable")
+    for row, query in enumerate(rows):
+        most, count = (min(again.listed, _LATER // len(rows)), 1) if row else (_HEADS, _KEYS)
+        for layer, head in (heads[place] for place in order[:most, row].tolist()):
+            weights = based.weights(layer, query)[head]
+            keys = [key for key in np.argsort(-weights)[: count + 1].tolist() if key or again.rest != "first"]
+            chosen |= {(layer, head, query, key): None for key in keys[:count] if weights[key]}
+    made = []
+    runs = rerun.without(again.model, again.based, list(chosen), again.rest)
+    for edge, one in zip(chosen, runs, strict=True):
+        layer, head, query, key = edge
+        weight, now = float(based.weights(layer, query)[head, key]), again.changed(one)
+        made.append(EdgeEffect(layer, head, query, key, weight, now["hidden"], now["share"]))
+    return sorted(made, key=lambda edge: -abs(edge.truth)), dict(zip(chosen, runs, strict=True))

@@ -14,21 +14,11 @@ from clearhead.errors import MissingExtraError
 from clearhead.explaining import part_runs, why_page
 from clearhead.explaining.answers import decides, probability
 from clearhead.explaining.attribution import Way, ways
-from clearhead.explaining.head_runs import Reruns, other_numbers
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.part_runs import Again
+from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PairEffect, PartEffect, Rerun, by_change, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import Reading
-from clearhead.explaining.why_lists import (
-    EdgeEffect,
-    HeadEffect,
-    OtherNumber,
-    PairEffect,
-    PartEffect,
-    Trust,
-    by_change,
-    plain,
-)
 from clearhead.explaining.why_words import (
     CARRIES,
     causes_table,
@@ -82,7 +72,6 @@ class Estimate(NamedTuple):
     total       y with everything less y with nothing of the parts
     gap         total less the sum of the parts' effects
     points      of the integral; 0 without one
-    missed      is the strongest edge in neither estimate's first 20?
     """
 
     by_token: Array
@@ -91,7 +80,16 @@ class Estimate(NamedTuple):
     total: float
     gap: float
     points: int
-    missed: bool
+
+
+class Trust(NamedTuple):
+    """How far a list of parts says what happens when random halves of the text are hidden.
+
+    score    the linear datamodeling score: Spearman's correlation between the sum of the kept parts' effects and y
+    """
+
+    score: float | None
+    masks: int
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -118,7 +116,7 @@ class Explanation(Tabular, Framing):
     pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
     heads: list[HeadEffect]  # the strongest in a run first
     edges: list[EdgeEffect]  # the strongest in a run first
-    reruns: Reruns = field(repr=False)  # with heads off, with parts hidden, without edges: `numbers` are read from them
+    reruns: tuple[dict[Any, Rerun], ...] = field(repr=False)  # by heads off, parts hidden, edges
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
     again: Again = field(repr=False)  # what is run again, and what the results are compared with
@@ -168,12 +166,6 @@ class Explanation(Tabular, Framing):
         run, row = self.again.based[0].run, self.again.based[0].target.rows.start
         both = self.rivals.token, self.rivals.against
         return ways(self.model, run, row, both) if isinstance(self.model, Model) else []
-
-    @property
-    def numbers(self) -> list[OtherNumber]:
-        """What the same runs say of each word of the answer, or of the answer rather than other next tokens."""
-        sizes = self.estimate.by_head.shape, len(self.parts)
-        return other_numbers(self.again, self.reruns, sizes)
 
     @property
     def sink(self) -> bool:
@@ -298,7 +290,7 @@ class Explanation(Tabular, Framing):
             "parts": [plain(part) for part in by_change(self.parts)],
             **{name: [plain(each) for each in getattr(self, name)] for name in listed},
             "conclusion": conclusion(self, "en"),
-            **{name: getattr(told, name) for name in ("total", "gap", "points", "missed")},
+            **{name: getattr(told, name) for name in ("total", "gap", "points")},
             "sinks": self.sinks,
             "by_token": told.by_token.tolist(),
             "by_head": told.by_head.tolist(),

@@ -5,6 +5,7 @@ Everything here is data, taken from the run; `report` prints it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,20 +17,20 @@ from clearhead.digits import rounded
 from clearhead.explaining.answer_words import CaptionedHead, captioned_heads, tables
 from clearhead.explaining.attribution import Way
 from clearhead.explaining.attribution_words import for_page
-from clearhead.explaining.forward import model_line, steps_of
+from clearhead.explaining.rerun import forward_pass
 from clearhead.explaining.texts import parts_of
 from clearhead.models.model import SHIPPED
-from clearhead.models.protocol import Choice, LanguageModel, LayerRun, Token
+from clearhead.models.protocol import Choice, Each, LanguageModel, LayerRun, Token, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.tables import Table, Tabular
 from clearhead.textbook.computed import listed
-from clearhead.textbook.page import PageLayer, both, story
-from clearhead.textbook.shapes import Steps
+from clearhead.textbook.page import PageLayer, Translations, both, capitalised, story
+from clearhead.textbook.shapes import Sizes, Steps, layer_steps
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.view.container import Document, narrowed
-from clearhead.view.long import ROOM, characters, fitting, pixels_of
+from clearhead.view.long import ROOM, ShownLayer, ShownRun, characters, fitting, pixels_of
 from clearhead.view.page import Framing
-from clearhead.words import Language, say
+from clearhead.words import LANGUAGES, Language, say
 
 _LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
 
@@ -175,3 +176,30 @@ def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> P
     arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
     arrays |= {"output": run.output[None], **(weights if chosen else {})}
     return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number)
+
+
+def model_line(model: LanguageModel) -> Translations:
+    """What a page says of the model."""
+    place, sizes = Path(model.name), {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
+    return both("model", name=place.resolve().name if place.is_dir() else model.name, **sizes)
+
+
+def steps_of(run: LayerRun) -> Steps:
+    """The steps of a whole layer, all heads, without numbers."""
+    (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
+    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v, itemsize=run.x.itemsize)
+    widths, rules = (run.x.shape[-1], None, run.output.shape[-1]), cast("Rules", run.rules)
+    return layer_steps(sizes, *widths, rules, run.biases, run.through, normalised=run.normalised)
+
+
+def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
+    """Run a text through a model and keep every layer's attention, for the long page. Raises as `explain`."""
+    tokens = model.tokenizer.tokens(text)
+    run, layers = forward_pass(model, tokens, each), []
+    for number, part in enumerate(run.layers):
+        matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
+        layers.append(ShownLayer(str(number), range(len(part.q)), matrix, v=part.v[None]))
+    following = [] if run.logits is None else next_tokens(model, run.logits[len(tokens) - 1], 5)
+    facts = {"model": model_line(model), "next": [choice[1:3] for choice in following] or None}
+    words = {each: {"page": {"next": capitalised(say(each, "next"))}} for each in LANGUAGES}
+    return ShownRun(model.name, layers, [token.text for token in tokens], header={"facts": facts, "words": words})

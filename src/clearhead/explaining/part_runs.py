@@ -19,12 +19,10 @@ from clearhead.core.effects import Rest
 from clearhead.errors import FileError
 from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target, goes_on, probability
-from clearhead.explaining.rerun import Based, Rerun
+from clearhead.explaining.rerun import Based, PairEffect, PartEffect, Rerun, by_change
 from clearhead.explaining.texts import grouped
-from clearhead.explaining.why_lists import PairEffect, PartEffect, by_change
-from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Variant
+from clearhead.models.protocol import Choice, Each, LanguageModel, Variant
 from clearhead.models.variants import edges
-from clearhead.ops.matrix import AttentionMatrix
 
 _POINTS = 4
 _LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
@@ -50,18 +48,12 @@ class Again(NamedTuple):
     listed: int  # heads and edges to list
     pair: tuple[int, int]  # the answer's first token and the other one
 
-    def lead(self, logits: dict[int, float]) -> float:
-        """What the lead of the first of the pair changes by, in logits."""
-        base, (one, other) = self.based[0].run.logits[self.based[0].target.rows.start], self.pair
-        return logits[one] - logits[other] - (float(base[one]) - float(base[other]))
-
     def changed(self, one: Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         token = one.likeliest
         likeliest = Choice(token, self.model.tokenizer.text(token), one.share(token), one.logits[token])
         share = probability(one.value) if self.based[0].target.odds else one.share(self.pair[0])
-        now = {"share": share, "likeliest": likeliest, "lead": self.lead(one.logits)}
-        return {"hidden": one.value - self.value, **now}
+        return {"hidden": one.value - self.value, "share": share, "likeliest": likeliest}
 
 
 def integrated(again: Again, gated: list[int], each: Each) -> tuple[Array, Array, float, int]:
@@ -243,6 +235,7 @@ def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairE
     return sorted(chosen, key=lambda pair: -abs(pair.hidden))
 
 
+_LEAST = 1e-3  # of what a weight, or what it leaves, is taken for
 _TOGETHER = 1024  # tokens of all points that run at once
 
 
@@ -289,15 +282,21 @@ def integral(
     return result
 
 
-def cuts(model: LanguageModel, target: Target, run: ForwardPass, rest: Rest) -> Array:
-    """What y changes by without each edge of the rows that answer, (layers, heads, rows, tokens), to first order.
+def cuts(again: Again) -> Array:
+    """What y changes by without each edge of the first target's rows that answer, to first order.
 
-    run   the target's
+    The result is (layers, heads, rows, tokens). An edge's weight a goes to the first token, or to all others by theirs,
+    which divides its derivative by 1 − a.
     """
-    result = np.zeros((model.config.layers, model.config.heads, len(target.rows), len(target.ids)))
+    target, run, _, _, weights = again.based[0][:5]
+    result = np.zeros((again.model.config.layers, again.model.config.heads, len(target.rows), len(target.ids)))
     slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant()], target.rows)
-    for layer, _, ran in model.differentiated(*asked, slope, run):
-        first = target.rows.start - (len(target.ids) - ran.q.shape[-2])
-        some = slice(first, first + len(target.rows))
-        result[layer] = AttentionMatrix(ran.q, ran.k, **ran.rules).cut_effects(ran.v, ran.g, rest=rest)[:, some]
+    for layer, _, part in again.model.differentiated(*asked, slope, run):
+        first = target.rows.start - (len(target.ids) - part.q.shape[-2])
+        slopes = edges(part, range(first, first + len(target.rows)))
+        a = np.stack([weights(layer, row) for row in target.rows], axis=1)
+        if again.rest == "first" and part.rules.get("sinks") is None:
+            result[layer] = a * slopes[..., :1] / np.maximum(a[..., :1], _LEAST) - slopes
+        else:
+            result[layer] = -slopes / np.maximum(1 - a, _LEAST)
     return result

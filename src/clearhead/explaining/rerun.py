@@ -1,35 +1,104 @@
-"""What is shown as a cause, run again: parts of the text hidden, heads off in the rows that answer, edges without."""
+"""What is shown as a cause, and its run: parts of the text hidden, heads off in the rows that answer, edges without."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array, group_size
 from clearhead.core.effects import Rest
+from clearhead.errors import FileError
 from clearhead.explaining.answers import Target
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Variant
+from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Token, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
-Place = TypeVar("Place", bound=tuple[int, ...])  # a layer first
 _FIRST, _ANSWER = 8, 32  # heads that a model in PyTorch runs; tokens of an answer of which all heads are run
 _NEUTRAL = (
     "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
 )
 
 
-class EdgePlace(NamedTuple):
-    """One weight of one head: query `query` attends to key `key`."""
+class PartEffect(NamedTuple):
+    """A part of the text, its characters, and what it did to the number y.
+
+    effect   what it did together with the rest, from all runs: above 0 where it speaks for the answer; all parts' add
+             up to total − gap
+    replaced the token that stands in place of the text's first one in a run; "" of all parts but the first
+    hidden   what y changes by when no later token may see the part, in a run; None where it was not run
+    share    the answer's probability then; where two answers are compared, that of its first token
+    likeliest   the likeliest next token then
+    begins   does it only begin a word, as " Mont" does? Known of the parts that the screen shows
+    """
+
+    text: str
+    start: int
+    stop: int
+    tokens: tuple[int, ...]
+    effect: float
+    replaced: str = ""
+    hidden: float | None = None
+    share: float | None = None
+    likeliest: Choice | None = None
+    begins: bool = False
+
+
+class PairEffect(NamedTuple):
+    """Two parts that stand in for each other: y changes much more without both than by their own changes together.
+
+    hidden, share, likeliest   as those of a part, in a run without both
+    """
+
+    first: PartEffect
+    second: PartEffect
+    hidden: float
+    share: float
+    likeliest: Choice
+
+
+class EdgeEffect(NamedTuple):
+    """One edge of a row that answers: its weight, and what y changes by without it, in a run."""
 
     layer: int
     head: int
     query: int
     key: int
+    weight: float
+    truth: float
+    share: float  # the probability of the answer's first token then
+
+
+class HeadEffect(NamedTuple):
+    """One head, and what y changes by when it is off in the rows that answer, in a run.
+
+    anywhere   what the logarithm of the probability of as many tokens of a neutral text changes by when it is off there
+    edge       its strongest of those that were run again; None for none
+    """
+
+    layer: int
+    head: int
+    truth: float
+    anywhere: float = 0.0
+    edge: EdgeEffect | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Does a neutral text lose at least half as much without it? Then any text needs it."""
+        return 2 * self.anywhere <= self.truth < 0
+
+
+def by_change(parts: Sequence[PartEffect]) -> list[PartEffect]:
+    """Parts by how much hiding each changes the answer; then those that were not run, by their effects."""
+    return sorted(parts, key=lambda one: (one.hidden is None, -abs(one.effect if one.hidden is None else one.hidden)))
+
+
+def plain(value: Any) -> Any:
+    """One of these, and what it holds, as a dictionary."""
+    return {key: plain(x) for key, x in value._asdict().items()} if hasattr(value, "_asdict") else value
 
 
 class Based(NamedTuple):
-    """A target with its run, its number there, and the run's `row_weights`, each computed once.
+    """A target with its run, its number and its answer's odds there, and the run's `row_weights`, each computed once.
 
     each   iterates over layers, or variants, of what is run again, such as a progress bar
     """
@@ -37,6 +106,7 @@ class Based(NamedTuple):
     target: Target
     run: ForwardPass
     value: float
+    odds: Array
     weights: Callable[[int, int], Array]
     each: Each = iter
     tokens: Sequence[int] = ()  # whose logits are kept of what is run again
@@ -56,12 +126,30 @@ class Rerun(NamedTuple):
         return float(np.exp(self.logits[token] - self.logsumexp))
 
 
+def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> ForwardPass:
+    """The forward pass. Raises FileError where it gives NaN or infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        run = model.run([token.id for token in tokens], each)
+    finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in it to its end
+    for number in range(0 if finite else len(run.layers)):
+        layer = run.layers[number]  # where it has the residual stream, everything in the layer reaches that
+        arrays = [run.hidden[number + 1]] if run.hidden else [layer.x, layer.q, layer.k, layer.v, layer.output]
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise FileError(
+                f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
+            )
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = run.logits is None or all(np.isfinite(row).all() for row in run.logits)
+    if not finite:
+        raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
+    return run
+
+
 def based_on(target: Target, run: ForwardPass, each: Each = iter, tokens: Sequence[int] = ()) -> Based:
     """A target in its run; the logits of these tokens and of the likeliest ones are kept of what is run again."""
     logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
-    kept = *tokens, *likely(logits[0]).tolist()
-    value = target.number(logits, target.odds_of_each(logits))
-    return Based(target, run, value, cache(partial(row_weights, run)), each, kept)
+    odds, kept = target.odds_of_each(logits), (*tokens, *likely(logits[0]).tolist())
+    return Based(target, run, target.number(logits, odds), odds, cache(partial(row_weights, run)), each, kept)
 
 
 def likely(logits: Array) -> Array:
@@ -93,65 +181,46 @@ def hidden(
     return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
 
 
-def heads_off(model: LanguageModel, based: Sequence[Based], heads: Sequence[tuple[int, int]]) -> list[Rerun]:
-    """Runs in which one head's output is 0 in the rows that say the answer."""
-
-    def variant(each: Based, place: tuple[int, int]) -> Variant:
-        rows, (layer, head) = each.target.rows, place
-        ran, first = each.run.attended(layer, rows.start)
-        output = ran.heads[head, first : first + len(rows)]
-        return Variant(None, rows.start, {place: -output})
-
-    return _summed(model, based, [_by_layer(partial(variant, each), heads) for each in based])
-
-
 def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[float]:
     """What ln p of a token in the second half of a neutral text changes by, on average, without each head there."""
     ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
     count = len(ids) // 2
     target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
     based = based_on(target, model.run(target.ids))
-    return [(one.value - based.value) / count for one in heads_off(model, [based], heads)]
+    return [(one.value - based.value) / count for one in without(model, [based], heads)]
 
 
-def edges_without(
-    model: LanguageModel,
-    based: Sequence[Based],
-    edges: Sequence[EdgePlace],
-    rest: Rest = "first",
+def without(
+    model: LanguageModel, based: Sequence[Based], places: Sequence[tuple[int, ...]], rest: Rest = "first"
 ) -> list[Rerun]:
-    """Runs without one edge of a row that says the answer.
+    """Runs without a head, whose output is 0 in the rows that say the answer, or without an edge of one of these rows.
 
-    rest   "first": its weight goes to the first token, where idle heads rest; "renormalise": to all others by theirs
+    places   (layer, head) of a head; (layer, head, query, key) of an edge, the weight of a query on a key
+    rest     where an edge's weight goes: "first": to the first token, where idle heads rest; "renormalise": to all
+             others by theirs
 
     An edge of a row that one target's run does not share leaves that run as it is.
     """
-    return _summed(model, based, [_by_layer(partial(_without, each, rest), edges) for each in based])
+    variants = []
+    for one in based:
+        made = {place: _less(one, rest, *place) for place in sorted(places)}  # of a long text layer by layer
+        variants.append([made[place] for place in places])
+    return _summed(model, based, variants)
 
 
-def _by_layer(variant: Callable[[Place], Variant], places: Sequence[Place]) -> list[Variant]:
-    """The variant of each place; made layer by layer, since of a long text each layer is computed again."""
-    made = {place: variant(place) for place in sorted(places)}
-    return [made[place] for place in places]
-
-
-def each_off(model: LanguageModel, based: Sequence[Based], effects: Array, count: int) -> dict[tuple[int, int], Rerun]:
-    """Runs without each head in the rows that answer, by layer and head.
+def each_off(
+    model: LanguageModel, based: Sequence[Based], effects: Array, count: int
+) -> tuple[Array, dict[tuple[int, int], Rerun]]:
+    """What the number changes by without each head in the rows that answer, NaN where it was not run, and the runs.
 
     A model in PyTorch, and of a long answer any, runs only the `count` heads of the largest effects, (layers, heads).
     """
     all_run = model.config.shares_runs and sum(len(one.target.rows) for one in based) <= _ANSWER
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
     chosen = [divmod(place, effects.shape[1]) for place in (order if all_run else order[:count])]
-    return dict(zip(chosen, heads_off(model, based, chosen), strict=True))
-
-
-def changes_of(runs: dict[tuple[int, int], Rerun], value: float, shape: tuple[int, ...]) -> Array:
-    """What the number changes by in each run, (layers, heads); NaN where there is none."""
-    changes = np.full(shape, np.nan)
-    for place, one in runs.items():
-        changes[place] = one.value - value
-    return changes
+    runs, changes = without(model, based, chosen), np.full(effects.shape, np.nan)
+    changes[tuple(np.transpose(chosen))] = [one.value - sum(each.value for each in based) for one in runs]
+    return changes, dict(zip(chosen, runs, strict=True))
 
 
 def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
@@ -165,8 +234,7 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
         variant, some = Variant(), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
             first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.output[:, row])
-    based = based_on(target, run)
-    return changes_of(each_off(model, [based], first, _FIRST), based.value, first.shape)
+    return each_off(model, [based_on(target, run)], first, _FIRST)[0]
 
 
 def resting(run: ForwardPass, row: int) -> int:
@@ -180,21 +248,24 @@ def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
     return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, place], np.float64)
 
 
-def _without(based: Based, rest: Rest, edge: EdgePlace) -> Variant:
+def _less(based: Based, rest: Rest, layer: int, head: int, query: int | None = None, key: int = 0) -> Variant:
+    """The variant without one head, or with a query without one edge of it."""
     run, rows = based.run, based.target.rows
-    ran, row = run.attended(edge.layer, edge.query)
-    place = edge.layer, edge.head
-    if edge.query not in rows or (edge.query > rows.start and based.target.sign < 0):
-        return Variant(None, rows.stop - 1, {place: np.zeros((1, ran.heads.shape[-1]), ran.heads.dtype)})
-    values = ran.v[edge.head // group_size(len(ran.q), len(ran.v))]
-    weight = float(based.weights(edge.layer, edge.query)[edge.head, edge.key])
-    if rest == "first":
-        other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
-        moved = weight * (other - values[edge.key])
-    else:
-        output = ran.heads[edge.head, row]
-        moved = weight / (1 - weight) * (output - values[edge.key]) if weight < 1 else -output
-    return Variant(None, edge.query, {place: moved[None].astype(values.dtype)})
+    start, size = (rows.start, len(rows)) if query is None else (query, 1)
+    ran, row = run.attended(layer, start)
+    output = ran.heads[head, row : row + size]
+    moved = -output
+    if query is not None and (query not in rows or (query > rows.start and based.target.sign < 0)):
+        start, moved = rows.stop - 1, np.zeros_like(output)
+    elif query is not None:
+        values = ran.v[head // group_size(len(ran.q), len(ran.v))]
+        weight = float(based.weights(layer, query)[head, key])
+        if rest == "first":
+            other = np.zeros_like(values[0]) if ran.rules.get("sinks") is not None else values[0]
+            moved = weight * (other - values[key])[None]
+        elif weight < 1:
+            moved = weight / (1 - weight) * (output - values[key])
+    return Variant(None, start, {(layer, head): moved.astype(output.dtype)})
 
 
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Rerun]:

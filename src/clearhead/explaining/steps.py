@@ -9,14 +9,16 @@ import numpy as np
 
 from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.core.rules import FIELDS, take
 from clearhead.errors import SelectionError, shown
 from clearhead.explaining.attribution import Way, ways
-from clearhead.explaining.forward import check_each, entropy_of, forward_pass, rules_of_head, steps_of
-from clearhead.explaining.head_steps import HeadSteps
-from clearhead.explaining.rerun import resting, without_heads
+from clearhead.explaining.head_steps import HeadSteps, steps_of
+from clearhead.explaining.rerun import forward_pass, resting, without_heads
 from clearhead.explaining.texts import Reading, find_token, read
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.trace import trace
 
 
@@ -57,7 +59,6 @@ def steps_of_text(
     >>> seen.next[0].text, seen.trace.weights.shape
     (' a', (4, 4))
     """
-    check_each(each)
     from clearhead.models.finding import load_model
 
     loaded, count = load_model(model), whole_number("count", count, 0)
@@ -150,3 +151,26 @@ def _least(numbers: Array, asked: _Asked) -> tuple[int, int]:
     allowed[places] = numbers[places]
     layer, head = np.unravel_index(int(allowed.argmin()), numbers.shape)
     return int(layer), int(head)
+
+
+def entropy_of(run: ForwardPass, token: int) -> Array:
+    """The entropy of one token's row, float64 (layers, heads)."""
+    rows = [
+        AttentionMatrix(layer.q, layer.k, **layer.rules).observe(entropy=True, queries=slice(token, token + 1))
+        for layer in run.layers
+    ]
+    return np.stack([np.asarray(row.entropy, dtype=np.float64)[:, 0] for row in rows])
+
+
+def rules_of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
+    """The rules of one head of the first text, without an axis for either: for 2-D arrays."""
+    plain = {name: x for name, x in rules.items() if name != "spans"}
+    arrays = {name: np.asarray(x) for name, x in plain.items() if np.ndim(x) and FIELDS[name]}
+    one = take(arrays, {"batch": [0], "heads": [head]})
+    lead = {name: sum(axis in ("batch", "heads") for axis in FIELDS[name]) for name in one}
+    plain |= {name: x.reshape(x.shape[lead[name] :]) for name, x in one.items()}
+    if rules.get("spans") is None:
+        return plain
+    term = SpanTerm.of(rules["spans"])
+    table = np.asarray(term.table)[0]
+    return plain | {"spans": (term.query_labels[0], term.key_labels[0], table[head if len(table) > 1 else 0])}

@@ -1,22 +1,25 @@
 """The page's document of `ch.explain`: what made the answer, and folded below it the map and the steps of the run."""
 
 from dataclasses import replace
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.answers import Target, probability
 from clearhead.explaining.attribution_words import for_page
 from clearhead.explaining.head_steps import document as explained
+from clearhead.explaining.rerun import EdgeEffect, Rerun, kept, likely, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
-from clearhead.explaining.why_lists import OtherNumber, plain
 from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
 from clearhead.models.model import Model
-from clearhead.models.protocol import Variant
+from clearhead.models.protocol import Choice, Variant, choices
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
+from clearhead.watching.pieces import words as words_of
 from clearhead.words import LANGUAGES, Language, say
 
 _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
@@ -27,6 +30,22 @@ _SAME = "shading parts part effect hidden share head off order find numbers map 
 _WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
+
+
+class OtherNumber(NamedTuple):
+    """Another question, answered by the same runs: one word of the answer, or the answer rather than another token.
+
+    token, against   the word after what stands before it, and the token that it is compared with, or its runner-up
+    by_head   what its number changes by when each head is off, (layers, heads)
+    by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
+    edges     of the rows that say the word, the strongest first; `truth` and `share` are the word's
+    """
+
+    token: Choice
+    against: Choice
+    by_head: Array
+    by_part: Array
+    edges: list[EdgeEffect]
 
 
 def document(seen: Any, language: Language) -> Document:
@@ -44,7 +63,7 @@ def document(seen: Any, language: Language) -> Document:
     made.header["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
-    numbers = [_number(each, seen, words) for each in seen.numbers]
+    numbers = [_number(each, seen, words) for each in numbers_of(seen)]
     causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
     for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():
         change = one["truth"] if "truth" in one else one["hidden"] or 0.0
@@ -62,10 +81,56 @@ def document(seen: Any, language: Language) -> Document:
     return replace(made, header={**made.header, "why": shown})
 
 
+def numbers_of(seen: Any) -> list[OtherNumber]:
+    """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones."""
+    again, (off, hidden, without), based = seen.again, seen.reruns, seen.again.based[0]
+    target, sizes = based.target, (seen.estimate.by_head.shape, len(seen.parts))
+    logits = np.stack([np.asarray(based.run.logits[row]) for row in target.rows])
+    answer, several = target.answer, len(target.answer) > 1
+    texts = list(map(again.model.tokenizer.text, answer))
+    spans = [[row for row, _ in word] for _, word in groupby(enumerate(words_of(texts)), lambda pair: pair[1])]
+    if (several and len(spans) == 1) or (not several and (target.against is not None or len(again.based) > 1)):
+        return []  # it is one word, or about two answers already
+    ahead = [[i for i in row if i != token] for row, token in zip(likely(logits).tolist(), answer, strict=True)]
+    asked = [(rows[0], ahead[rows[0]][0]) for rows in spans] if several else [(0, other) for other in ahead[0]]
+
+    def said(now: Rerun) -> Array:
+        if not several:
+            return np.array([now.logits[answer[0]] - now.logits[other] for _, other in asked])
+        sums = np.array([log_p(now, rows) for rows in spans])
+        return np.asarray(sums - np.log(np.maximum(-np.expm1(sums), np.finfo(np.float64).tiny)))
+
+    def log_p(now: Rerun, rows: list[int]) -> float:
+        return float(-np.logaddexp(0.0, -now.odds[rows]).sum())
+
+    run = kept(based, 0.0, logits, based.odds)
+    base = said(run)
+    by_head, by_part = np.full((len(asked), *sizes[0]), np.nan), np.full((len(asked), sizes[1]), np.nan)
+    for (layer, head), now in off.items():
+        by_head[:, layer, head] = said(now) - base
+    for places, now in hidden.items():
+        if len(places) == 1:  # sentences are not told apart here
+            by_part[:, places[0]] = said(now) - base
+    edges: list[list[EdgeEffect]] = [[] for _ in asked]
+    for edge, now in without.items():
+        layer, head, query, key = edge
+        for listed, rows, change in zip(edges, spans if several else spans * len(asked), said(now) - base, strict=True):
+            if query - target.rows.start in rows:
+                weight, share = based.weights(layer, query)[head, key], np.exp(log_p(now, rows))
+                listed.append(EdgeEffect(layer, head, query, key, float(weight), float(change), float(share)))
+    pairs = [choices(again.model, logits[row], (answer[row], other)) for row, other in asked]
+    ones, others = map(list, zip(*pairs, strict=True))
+    for place, rows in enumerate(spans if several else ()):
+        share = float(np.exp(log_p(run, rows)))
+        ones[place] = ones[place]._replace(text="".join(texts[row] for row in rows), probability=share)
+    ranked = [sorted(some, key=lambda edge: -abs(edge.truth)) for some in edges]
+    return list(map(OtherNumber, ones, others, by_head, by_part, ranked))
+
+
 def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
     """What the page shows in place of the whole answer: of one of its tokens, or of it rather than another token."""
     single = not _several(seen)
-    edges = [edge._asdict() | {"effect": None, "lead": None} for edge in number.edges]
+    edges = [edge._asdict() for edge in number.edges]
     by_place = {(edge["layer"], edge["head"]): edge for edge in reversed(edges)}  # the strongest of each head
     order = np.argsort(-np.abs(number.by_head), axis=None, kind="stable")[: len(seen.heads)]
     places = [divmod(place, number.by_head.shape[1]) for place in order.tolist()]

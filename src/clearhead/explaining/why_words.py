@@ -7,8 +7,8 @@ import numpy as np
 
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answers import WORD, decides, probability
+from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, by_change
 from clearhead.explaining.texts import parts_of, token_name
-from clearhead.explaining.why_lists import EdgeEffect, HeadEffect, PartEffect, by_change
 from clearhead.models.model import SHIPPED
 from clearhead.spelling import bare, cells, cut, spelled
 from clearhead.tables import Table
@@ -105,8 +105,6 @@ def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[Head
     if kind == "carried" and any(one.needed for one in causes if isinstance(one, HeadEffect)):
         needed = (f"{one.layer}.{one.head}" for one in causes if isinstance(one, HeadEffect) and one.needed)
         notes.append(say(language, "why needed", heads=", ".join(needed)))
-    if seen.estimate.missed and kind == "edges":
-        notes.append(say(language, "why missed"))
     return Table(heading, columns, rows, [-one.truth for one in causes], notes)
 
 

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from clearhead.digits import fixed
 from clearhead.explaining import why_words
-from clearhead.explaining.explanation import Explanation
+from clearhead.explaining.explanation import Explanation, Trust
 from clearhead.explaining.texts import parts_of
-from clearhead.explaining.why_lists import Trust
 from clearhead.report.cells import colourful, label, note, rgb, table, title
 from clearhead.report.console import folded, put, sections
 from clearhead.report.explained import about, more_note, split_note

@@ -11,7 +11,7 @@ from rich.text import Text
 from clearhead.changing.edits import Edit, change
 from clearhead.digits import percent, signed
 from clearhead.errors import RuleError
-from clearhead.explaining.forward import forward_pass
+from clearhead.explaining.rerun import forward_pass
 from clearhead.explaining.texts import Reading
 from clearhead.models.protocol import Each, LanguageModel, probabilities
 from clearhead.report.cells import columns, listed, title

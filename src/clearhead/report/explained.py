@@ -13,8 +13,8 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.answer_words import attending, following, kinds_of
 from clearhead.explaining.head_steps import HeadSteps
+from clearhead.explaining.rerun import HeadEffect
 from clearhead.explaining.texts import Reading, Split, parts_of, token_name
-from clearhead.explaining.why_lists import HeadEffect
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
