@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from clearhead.cli import main
-from clearhead.explaining.answer_words import clearest
+from clearhead.explaining.head_steps import clearest
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models.model import load
 from clearhead.report import explained

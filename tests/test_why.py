@@ -84,7 +84,7 @@ def test_parts_are_the_integral_of_the_derivative_by_their_gates(asked):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     for target in asked_of(model, text, **asked):
         gated = [place for place in range(len(target.ids) - len(target.answer)) if rng.integers(3)] or [0]
-        result = integral(model, target, gated, points, low, iter)
+        by_key, by_edge = integral(model, target, gated, points, low, iter)
         expected = np.zeros(len(target.ids))
         for node, weight in zip(np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2, strict=True):
             for key in gated:
@@ -95,9 +95,9 @@ def test_parts_are_the_integral_of_the_derivative_by_their_gates(asked):
                     sides.append(number_of(model, target.ids, target, np.exp(logs)))
                 expected[key] += weight * (sides[0] - sides[1]) / (2 * STEP)
         size = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(result.heads.sum(axis=(0, 1)), expected, atol=1e-5 * size)
-        last = result.edges[-1].sum(axis=(0, 1))  # in the last layer only the rows that answer have a derivative
-        np.testing.assert_allclose(last, result.heads[-1].sum(axis=0), atol=1e-9 * size)
+        np.testing.assert_allclose(by_key.sum(axis=(0, 1)), expected, atol=1e-5 * size)
+        last = by_edge[-1].sum(axis=(0, 1))  # in the last layer only the rows that answer have a derivative
+        np.testing.assert_allclose(last, by_key[-1].sum(axis=0), atol=1e-9 * size)
 
 
 @pytest.mark.parametrize("asked", [{}, {"answer": "lamb its fleece"}, {"answer": " lamb", "against": " girl"}])

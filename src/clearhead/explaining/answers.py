@@ -13,7 +13,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
-from clearhead.explaining.texts import Reading, check_unicode
+from clearhead.explaining.texts import Reading, check_unicode, continued
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
 from clearhead.spelling import cut
 from clearhead.watching.pieces import words
@@ -111,11 +111,8 @@ def said_by(
     found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
     if not found or not word.strip():
         raise SelectionError(f"word {shown(word)} is not in the answer.", f'the answer is "{cut(said, 200)}".')
-    before, tokens = said[: found.start()], list(reading.tokens)
-    for token in model.tokenizer.continuation(before) if before else ():
-        text, end = model.tokenizer.text(token), tokens[-1].stop
-        tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
-    return Reading(reading.text + before, tokens, reading.turns), found[0]
+    before = said[: found.start()]
+    return continued(model, reading, model.tokenizer.continuation(before) if before else []), found[0]
 
 
 def read_answers(
@@ -152,7 +149,7 @@ def whole_word(model: LanguageModel, ids: list[int], run: ForwardPass) -> tuple[
     made = [int(np.argmax(run.logits[-1]))]
     while len(made) < WORD:
         try:
-            after = _next(model, [*ids, *made], run)
+            (after,) = model.generate([*ids, *made], 1, run=run)
         except ShapeError:  # the text fills the model's positions
             break
         texts = [*map(model.tokenizer.text, made), model.tokenizer.text(after)]
@@ -182,37 +179,27 @@ def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int)
     logits = np.asarray(run.logits[len(reading.tokens) - 1])
     said, floor = model.tokenizer.text(answer), logits[answer] - np.log(100)
     order = [i for i in np.argsort(-logits, kind="stable")[:_LIKELY].tolist() if i != answer]
-    plain = said.strip().casefold()
     texts = {i: model.tokenizer.text(i) for i in order}
-    begins = [i for i in order if _is_word(texts[i], said) and texts[i].strip().casefold() != plain]
+    starts = [i for i in order if texts[i][:1].isspace() or not said[:1].isspace()]  # a word where the answer does
+    words_of = {i: texts[i].strip() for i in starts}
+    begins = [i for i in starts if words_of[i].isalnum() and words_of[i].casefold() != said.strip().casefold()]
     begins.sort(key=lambda i: _kind(texts[i]) != _kind(said))  # a stable sort: the likeliest of each first
     standing = set(re.findall(r"\w+", reading.text))
     for i in begins:
-        if logits[i] >= floor and model.tokenizer.text(i).strip() in standing:
+        if logits[i] >= floor and words_of[i] in standing:
             return i
     ids = [token.id for token in reading.tokens]
     whole = (i for i in begins[:_CHECKED] if not goes_on(model, ids, run, i))
     return next(whole, begins[0] if begins else order[0] if order else answer)
 
 
-def _is_word(text: str, answer: str) -> bool:
-    """Is a token letters or digits alone, and does it begin a word where the answer does?"""
-    begins = text[:1].isspace() or not answer[:1].isspace()
-    return text.strip().isalnum() and begins
-
-
 def goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) -> bool:
     """Does the model go on within the word that a token begins, as after " Mont"? One step of decoding."""
     try:
-        after = model.tokenizer.text(_next(model, [*ids, token], run))
+        (after,) = model.generate([*ids, token], 1, run=run)
     except ShapeError:  # the text fills the model's positions
         return False
-    return words([model.tokenizer.text(token), after]) == [0, 0]
-
-
-def _next(model: LanguageModel, ids: list[int], run: ForwardPass) -> int:
-    """The likeliest token after these, the first of which were run."""
-    return model.generate(ids, 1, run=run)[0]
+    return words([*map(model.tokenizer.text, (token, after))]) == [0, 0]
 
 
 def _kind(text: str) -> tuple[bool, ...]:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
-from clearhead.explaining.texts import Part, Reading, parts_of_text, read, read_slices
+from clearhead.explaining.texts import Reading, parts_of_text, read, read_slices
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
 
@@ -89,45 +88,40 @@ def explain(
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
-    again = _again(loaded, reading, asked, run, each)._replace(listed=listed)
-    found = _begun(again, asked, cut, partial(Explanation, loaded, text, reading))
-    return _explained(again, found, each, told or (lambda _: None))
+    neutral = loaded.tokenizer.text(loaded.tokenizer.neutral)
+    parts_shown = [PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut]
+    found = Explanation(loaded, text, reading, parts=parts_shown, **_begun(loaded, reading, asked, run, each, listed))
+    return _explained(found, each, told or (lambda _: None))
 
 
-def _again(model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each) -> Again:
-    """What is run again, with the runs that say the answers."""
+def _begun(
+    model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each, listed: int
+) -> dict[str, Any]:
+    """What is known before anything is run again: the answer, and what is run again with the runs that say it."""
     runs = [run if one.ids == list(run.ids) else model.run(one.ids, each) for one in asked.targets]
-    other = asked.against or (rival(model, reading, run, asked.answer[0]),)
-    pair = asked.answer[0], other[0]
+    ids = asked.against or (rival(model, reading, run, asked.answer[0]),)
+    pair, row = (asked.answer[0], ids[0]), len(reading.tokens) - 1
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
-    sinks = rerun.resting(run, len(reading.tokens) - 1)
-    rest: Rest = "first" if 2 * sinks >= model.config.layers * model.config.heads else "renormalise"
-    return Again(model, based, sum(one.value for one in based), rest, 0, pair)
-
-
-def _begun(again: Again, asked: Question, cut: list[Part], made: Callable[..., Explanation]) -> Explanation:
-    """The answer, and the parts of the text, before anything is run again; `made` takes the rest."""
-    model, (run, row) = again.model, (again.based[0].run, again.based[0].target.rows.start)
-    base = np.asarray(run.logits[row])
-    one, two = choices(model, base, again.pair)
-    answer, other = ("".join(map(model.tokenizer.text, ids)) for ids in (asked.answer, asked.against or again.pair[1:]))
-    neutral = model.tokenizer.text(model.tokenizer.neutral)
-    nothing = np.zeros((model.config.layers, model.config.heads))
-    return made(
-        rivals=Rivals(answer, one, other, two, bool(asked.against), float(again.value)),
-        next=choices(model, base, rerun.likely(base).tolist()),
-        parts=[PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut],
+    sinks, sizes = rerun.resting(runs[0], row), (model.config.layers, model.config.heads)
+    rest: Rest = "first" if 2 * sinks >= sizes[0] * sizes[1] else "renormalise"
+    again = Again(model, based, sum(one.value for one in based), rest, listed, pair)
+    base, texts = np.asarray(runs[0].logits[row]), ["".join(map(model.tokenizer.text, x)) for x in (asked.answer, ids)]
+    one, two = choices(model, base, pair)
+    return {
+        "rivals": Rivals(texts[0], one, texts[1], two, bool(asked.against), float(again.value)),
+        "next": choices(model, base, rerun.likely(base).tolist()),
         **{name: [] for name in ("groups", "pairs", "heads", "edges")},
-        reruns=({}, {}, {}),
-        sinks=rerun.resting(run, row),
-        again=again,
-        estimate=Estimate(np.zeros(row + 1), nothing, nothing * np.nan, 0.0, 0.0, 0),
-    )
+        "reruns": ({}, {}, {}),
+        "sinks": sinks,
+        "again": again,
+        "estimate": Estimate(np.zeros(row + 1), np.zeros(sizes), np.full(sizes, np.nan), 0.0, 0.0, 0),
+    }
 
 
-def _explained(again: Again, found: Explanation, each: Each, told: Callable[[Explanation], object]) -> Explanation:
+def _explained(found: Explanation, each: Each, told: Callable[[Explanation], object]) -> Explanation:
     """Run the model again without each part, head and edge; `told` is given what is known before that, and between."""
     told(found)
+    again = found.again
     ran = part_runs.hidden(again, found.parts, found.reading.text)
     told(replace(found, parts=ran.parts, groups=ran.groups))
     tokens = [token for part in found.parts for token in part.tokens]

@@ -8,7 +8,6 @@ is nearly what it is with nothing of the text: what a model does with less than 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
@@ -51,8 +50,9 @@ class Again(NamedTuple):
     def changed(self, one: Rerun) -> dict[str, Any]:
         """What a run without some of the text says of it."""
         token = one.likeliest
-        likeliest = Choice(token, self.model.tokenizer.text(token), one.share(token), one.logits[token])
-        share = probability(one.value) if self.based[0].target.odds else one.share(self.pair[0])
+        most, share = (float(np.exp(one.logits[i] - one.logsumexp)) for i in (token, self.pair[0]))
+        likeliest = Choice(token, self.model.tokenizer.text(token), most, one.logits[token])
+        share = probability(one.value) if self.based[0].target.odds else share
         return {"hidden": one.value - self.value, "share": share, "likeliest": likeliest}
 
 
@@ -74,7 +74,7 @@ def integrated(again: Again, gated: list[int], each: Each) -> tuple[Array, Array
         return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
     targets = [one.target for one in again.based]
     made = [integral(again.model, target, gated, points, low, each) for target in targets]
-    return np.sum([one.heads[:, :, :last] for one in made], axis=0), made[0].edges, total, points
+    return np.sum([by_key[:, :, :last] for by_key, _ in made], axis=0), made[0][1], total, points
 
 
 def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
@@ -133,18 +133,13 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
         start, stop = parts[places[0]].start, parts[places[-1]].stop
         tokens = tuple(token for place in places for token in parts[place].tokens)
         groups.append(PartEffect(text[start:stop], start, stop, tokens, 0.0, parts[places[0]].replaced, **changed))
-    shown = {part.tokens for part in by_change([*groups, *made])[:_SHOWN]}
-    made, groups = ([_with_begins(again, part) if part.tokens in shown else part for part in x] for x in (made, groups))
+    for part in by_change([*groups, *made])[:_SHOWN]:  # does the likeliest token without it only begin a word?
+        then, listed = part.likeliest, groups if part in groups else made
+        if then is not None and then.id != again.pair[0]:
+            target, run = again.based[0][:2]
+            begins = goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id)
+            listed[listed.index(part)] = part._replace(begins=begins)
     return Hidden(made, sorted(groups, key=lambda group: group.start), runs)
-
-
-def _with_begins(again: Again, part: PartEffect) -> PartEffect:
-    """The part, which says whether the likeliest token without it only begins a word."""
-    then = part.likeliest
-    if then is None or then.id == again.pair[0]:
-        return part
-    target, run = again.based[0][:2]
-    return part._replace(begins=goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id))
 
 
 def weighed(again: Again, ran: Hidden, total: float, *, integrated: bool) -> tuple[list[PartEffect], list[PartEffect]]:
@@ -239,18 +234,6 @@ _LEAST = 1e-3  # of what a weight, or what it leaves, is taken for
 _TOGETHER = 1024  # tokens of all points that run at once
 
 
-@dataclass(eq=False, slots=True)
-class Integral:
-    """φ of one target's run.
-
-    heads   (layers, heads, tokens): by head and key, of all queries; 0 for a key that has no gate
-    edges   (layers, heads, rows, tokens): of the edges from the rows that say the answer
-    """
-
-    heads: Array
-    edges: Array
-
-
 def integral(
     model: LanguageModel,
     target: Target,
@@ -258,28 +241,30 @@ def integral(
     points: int,
     low: float,
     each: Each,
-) -> Integral:
+) -> tuple[Array, Array]:
     """φ from α = `low` to 1 at so many points, each a forward and a backward pass; O(tokens) memory.
 
-    Raises FileError where derivatives are NaN or infinite.
+    Returns φ by head and key, of all queries, (layers, heads, tokens), 0 for a key that has no gate, and of the edges
+    from the rows that say the answer, (layers, heads, rows, tokens). Raises FileError where derivatives are
+    NaN or infinite.
     """
     nodes, weights = np.polynomial.legendre.leggauss(points)
     logs, widths = np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2
     tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
     inside = np.zeros(tokens)
     inside[list(gated)] = 1
-    result = Integral(np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens)))
+    by_key, by_edge = np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens))
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
         variants = [Variant(inside * log) for log in logs[start : start + step]]
         backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in backward:
             width = widths[start + place]
-            result.heads[layer] += width * part.by_gates * inside
-            result.edges[layer] += width * edges(part, target.rows) * inside
-    if not np.isfinite(result.heads).all():
+            by_key[layer] += width * part.by_gates * inside
+            by_edge[layer] += width * edges(part, target.rows) * inside
+    if not np.isfinite(by_key).all():
         raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
-    return result
+    return by_key, by_edge
 
 
 def cuts(again: Again) -> Array:

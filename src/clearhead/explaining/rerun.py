@@ -121,10 +121,6 @@ class Rerun(NamedTuple):
     logsumexp: float  # of all logits
     odds: Array  # of each of the answer's tokens, in natural logarithms
 
-    def share(self, token: int) -> float:
-        """The probability of one of these tokens."""
-        return float(np.exp(self.logits[token] - self.logsumexp))
-
 
 def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> ForwardPass:
     """The forward pass. Raises FileError where it gives NaN or infinity."""

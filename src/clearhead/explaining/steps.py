@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +10,15 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.core.rules import FIELDS, take
 from clearhead.errors import SelectionError, shown
-from clearhead.explaining.attribution import Way, ways
+from clearhead.explaining.attribution import ways
 from clearhead.explaining.head_steps import HeadSteps, steps_of
 from clearhead.explaining.rerun import forward_pass, resting, without_heads
-from clearhead.explaining.texts import Reading, find_token, read
+from clearhead.explaining.texts import Reading, continued, find_token, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, next_tokens
+from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
-from clearhead.textbook.trace import trace
+from clearhead.textbook.trace import Trace, trace
 
 
 def steps_of_text(
@@ -64,93 +63,58 @@ def steps_of_text(
     loaded, count = load_model(model), whole_number("count", count, 0)
     more = whole_number("generate", generate, 0)
     reading = read(loaded, text)
-    tokens = continued(loaded, reading.tokens, more)
-    whole = reading.text + "".join(token.text for token in tokens[len(tokens) - more :])
-    part, asked = Reading(whole, tokens, []), _Asked(layer, head, find_token(tokens, whole, token), count)
-    return replace(_explained(loaded, part, asked, each), generated=more)
-
-
-def continued(model: LanguageModel, tokens: list[Token], count: int) -> list[Token]:
-    """The tokens and the `count` that the model puts after them, each the likeliest after all before it (greedy).
-
-    Their `start` and `stop` go on where the text ends. Raises ShapeError where the model has too few positions,
-    RuleError for a model that says no next token.
-    """
-    more = list(tokens)
-    for token in model.generate([token.id for token in tokens], count) if count else ():
-        text, end = model.tokenizer.text(token), more[-1].stop
-        more.append(Token(token, text, end, end + len(text)))
-    return more
-
-
-class _Asked(NamedTuple):
-    """The layer and head to explain, None where they are to be chosen; the token; how many next tokens."""
-
-    layer: int | None
-    head: int | None
-    token: int
-    most: int
-
-
-def _explained(model: LanguageModel, part: Reading, asked: _Asked, each: Each) -> HeadSteps:
-    """One run, and the head that did most where layer and head are not chosen."""
-    for name, value in (("layer", asked.layer), ("head", asked.head)):
-        size = getattr(model.config, f"{name}s")
+    said = loaded.generate([token.id for token in reading.tokens], more) if more else []
+    reading = continued(loaded, Reading(reading.text, reading.tokens, []), said)
+    place = find_token(reading.tokens, reading.text, token)
+    for name, size, value in (("layer", loaded.config.layers, layer), ("head", loaded.config.heads, head)):
         if value is not None and (not is_whole(value) or not 0 <= value < size):
             where = f"{name} {shown(value)} is outside 0..{size - 1}"
             raise SelectionError(f"{where}: the model has {size} {name}s.")
-    run = forward_pass(model, part.tokens, each)
-    entropy, changes = entropy_of(run, asked.token), None
-    numbers = entropy
-    if None in (asked.layer, asked.head) and run.logits is not None and entropy.size > 1:
-        changes = without_heads(model, run, asked.token)
-        numbers = -np.nan_to_num(np.abs(changes), nan=-1.0)
-    place = _least(numbers, asked)
-    made = _explanation(model, part, asked, run, entropy, place)
-    return made if changes is None else replace(made, change=float(changes[place]))
-
-
-def _explanation(
-    model: LanguageModel, part: Reading, asked: _Asked, run: ForwardPass, entropy: Array, place: tuple[int, int]
-) -> HeadSteps:
-    (layer, head), to_each = place, list[Way]()
-    chosen = run.layers[layer]
-    shared = head // group_size(len(chosen.q), len(chosen.k))
-    steps = trace(chosen.q[head], chosen.k[shared], chosen.v[shared], **rules_of_head(chosen.rules, head))
-    choices = [] if run.logits is None else [next_tokens(model, row, max(1, asked.most)) for row in run.logits]
-    after = choices[asked.token] if choices else []
-    if isinstance(model, Model):  # whose parts add up
-        to_each = ways(model, run, asked.token, after)
+    run = forward_pass(loaded, reading.tokens, each)
+    entropy = entropy_of(run, place)
+    number, head_of_it, change = _chosen(loaded, run, place, entropy, (layer, head))
+    chosen = run.layers[number]
+    traced = trace_of_head(chosen, head_of_it)
+    choices = [] if run.logits is None else [next_tokens(loaded, row, max(1, count)) for row in run.logits]
+    after = choices[place] if choices else []
     return HeadSteps(
-        model=model,
-        text=part.text,
-        tokens=part.tokens,
-        next=choices[-1][: asked.most] if choices else [],
-        after=after[: asked.most],
-        layer=layer,
-        head=head,
-        chosen=(asked.layer is None, asked.head is None),
-        token=asked.token,
+        model=loaded,
+        text=reading.text,
+        tokens=reading.tokens,
+        next=choices[-1][:count] if choices else [],
+        after=after[:count],
+        layer=number,
+        head=head_of_it,
+        chosen=(layer is None, head is None),
+        token=place,
         run=chosen,
         runs=run.layers,
         steps=steps_of(chosen),
-        trace=steps,
-        row=steps.token(asked.token),
+        trace=traced,
+        row=traced.token(place),
         entropy=entropy,
-        sinks=resting(run, asked.token),
-        following=[choice[: asked.most] for choice in choices],
+        sinks=resting(run, place),
+        change=change,
+        generated=more,
+        following=[choice[:count] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
-        ways=to_each,
+        ways=ways(loaded, run, place, after) if isinstance(loaded, Model) else [],  # whose parts add up
     )
 
 
-def _least(numbers: Array, asked: _Asked) -> tuple[int, int]:
-    """The place of the least of (layers, heads) numbers, in the layer and of the head that were asked for."""
-    places = tuple(slice(None) if each is None else each for each in (asked.layer, asked.head))
+def _chosen(
+    model: LanguageModel, run: ForwardPass, row: int, entropy: Array, asked: tuple[int | None, int | None]
+) -> tuple[int, int, float | None]:
+    """The layer and head that were asked for, or else did most there, and what the logit changes by without it."""
+    changes, numbers = None, entropy
+    if None in asked and run.logits is not None and entropy.size > 1:
+        changes = without_heads(model, run, row)
+        numbers = -np.nan_to_num(np.abs(changes), nan=-1.0)
+    places = tuple(slice(None) if each is None else each for each in asked)
     allowed = np.full(numbers.shape, np.inf)
     allowed[places] = numbers[places]
-    layer, head = np.unravel_index(int(allowed.argmin()), numbers.shape)
-    return int(layer), int(head)
+    layer, head = (int(each) for each in np.unravel_index(int(allowed.argmin()), numbers.shape))
+    return layer, head, None if changes is None else float(changes[layer, head])
 
 
 def entropy_of(run: ForwardPass, token: int) -> Array:
@@ -162,15 +126,16 @@ def entropy_of(run: ForwardPass, token: int) -> Array:
     return np.stack([np.asarray(row.entropy, dtype=np.float64)[:, 0] for row in rows])
 
 
-def rules_of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
-    """The rules of one head of the first text, without an axis for either: for 2-D arrays."""
-    plain = {name: x for name, x in rules.items() if name != "spans"}
+def trace_of_head(layer: LayerRun, head: int) -> Trace:
+    """One head of a layer, step by step, as 2-D arrays: its rules have no axis for the batch or the heads."""
+    shared = head // group_size(len(layer.q), len(layer.k))
+    plain = {name: x for name, x in layer.rules.items() if name != "spans"}
     arrays = {name: np.asarray(x) for name, x in plain.items() if np.ndim(x) and FIELDS[name]}
     one = take(arrays, {"batch": [0], "heads": [head]})
     lead = {name: sum(axis in ("batch", "heads") for axis in FIELDS[name]) for name in one}
     plain |= {name: x.reshape(x.shape[lead[name] :]) for name, x in one.items()}
-    if rules.get("spans") is None:
-        return plain
-    term = SpanTerm.of(rules["spans"])
-    table = np.asarray(term.table)[0]
-    return plain | {"spans": (term.query_labels[0], term.key_labels[0], table[head if len(table) > 1 else 0])}
+    if layer.rules.get("spans") is not None:
+        term = SpanTerm.of(layer.rules["spans"])
+        table = np.asarray(term.table)[0]
+        plain["spans"] = term.query_labels[0], term.key_labels[0], table[head if len(table) > 1 else 0]
+    return trace(layer.q[head], layer.k[shared], layer.v[shared], **plain)

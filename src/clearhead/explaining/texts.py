@@ -56,6 +56,16 @@ def read(model: LanguageModel, text: Any) -> Reading:
     return Reading(whole, tokens, places(whole, messages))
 
 
+def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Reading:
+    """The reading and what the model says after it, whose `start` and `stop` go on where the text ends."""
+    tokens, whole = list(reading.tokens), reading.text
+    for token in ids:
+        text, end = model.tokenizer.text(token), tokens[-1].stop
+        tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
+        whole += text
+    return Reading(whole, tokens, reading.turns)
+
+
 def check_unicode(name: str, text: str) -> None:
     """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
     try:

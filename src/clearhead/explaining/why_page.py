@@ -9,7 +9,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.answers import Target, probability
-from clearhead.explaining.attribution_words import for_page
+from clearhead.explaining.attribution import for_page
 from clearhead.explaining.head_steps import document as explained
 from clearhead.explaining.rerun import EdgeEffect, Rerun, kept, likely, plain
 from clearhead.explaining.steps import steps_of_text

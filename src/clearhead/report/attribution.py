@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.digits import fixed, signed
-from clearhead.explaining.attribution import Way, WayPart, against
-from clearhead.explaining.attribution_words import norm_name, notes, part_name
+from clearhead.explaining.attribution import Way, WayPart, against, norm_name, notes, part_name
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.texts import token_name
 from clearhead.report.cells import columns, label, note, title

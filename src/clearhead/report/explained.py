@@ -11,8 +11,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.answer_words import attending, following, kinds_of
-from clearhead.explaining.head_steps import HeadSteps
+from clearhead.explaining.head_steps import HeadSteps, attending, following, kinds_of
 from clearhead.explaining.rerun import HeadEffect
 from clearhead.explaining.texts import Reading, Split, parts_of, token_name
 from clearhead.models.model import SHIPPED
