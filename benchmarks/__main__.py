@@ -12,7 +12,7 @@ EXAMPLES = """examples:
   python -m benchmarks --quick
   python -m benchmarks --peers torch --only full,causal
   python -m benchmarks --only cases --save benchmarks/results/today
-  python -m benchmarks --only faithful --items 3 --parts 12,36 --log faithful.jsonl
+  python -m benchmarks --only faithful --items 3 --parts 12,36
 """
 
 
@@ -41,9 +41,8 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="A,B", help="only these groups; cases: all that are made of cases")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
     parser.add_argument("--save", metavar="DIR", help="write bench.json there")
-    parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task; 0 prints the log's table")
+    parser.add_argument("--items", type=int, metavar="N", help="faithful: items of each task")
     parser.add_argument("--parts", metavar="A,B", help="faithful: parts of each item; default: 12,36,100")
-    parser.add_argument("--log", metavar="FILE", help="faithful: what was run, one line an item; what it has stays")
     return parser
 
 
@@ -52,7 +51,7 @@ def _run(inputs: argparse.Namespace) -> int:
         set_num_threads(inputs.threads)  # raises if the number is invalid
     from benchmarks.command import bench
 
-    asked = {"items": inputs.items, "parts": inputs.parts, "log": inputs.log}
+    asked = {"items": inputs.items, "parts": inputs.parts}
     chosen = {"quick": inputs.quick, "chosen": inputs.peers, "only": inputs.only, "save": inputs.save}
     bench(**chosen, threads=get_num_threads(), faithful=asked)
     return 0

@@ -1,10 +1,9 @@
 """Does `ch.explain` name the parts of a text that made the answer? Eight tasks, and other ways to find these parts.
 
-    python -m benchmarks --only faithful --items 20 --parts 12,36,100 --log faithful.jsonl
+    python -m benchmarks --only faithful --items 20 --parts 12,36,100
 
 A prompt is an opening, parts that may be hidden, and a question that stays. An item counts where the model,
-SmolLM2-135M, gives the planted answer, and another one when its sources are hidden. The log has one line for each item,
-so that a run can be stopped and goes on where it was; with --items 0 only its table is printed.
+SmolLM2-135M, gives the planted answer, and another one when its sources are hidden.
 
 Truth is y, the logit of the answer's probability, in runs with parts hidden. LDS: Spearman's correlation of y with the
 sum of the kept parts' scores over 32 random halves. First: how often a source is. Three: how often the first three
@@ -12,13 +11,11 @@ parts are the three without which y changes most, by a run of each. Drop: what l
 """
 
 import importlib
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import product
-from pathlib import Path
+from itertools import islice, product
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -291,7 +288,7 @@ WAYS: dict[str, Callable[[Asked], Score]] = {
 
 
 def record(one: Asked) -> dict[str, Any]:
-    """An item's line in the log: every way's scores, judged by runs that no way has seen."""
+    """Every way's scores, judged by runs that no way has seen."""
     value, parts, ways = one.again.value, range(len(one.parts)), {}
     kept, values = part_runs.halves(one.again, one.parts, TRUTH, (2, one.item.seed))
     three = by_size([value - y for y in one.hidden([[part] for part in parts])])[:3]
@@ -340,31 +337,20 @@ class Faithful(NamedTuple):
     seconds: float
 
 
-def costs(
-    threads: int, *, quick: bool, items: int | None = None, parts: str | None = None, log: str | None = None
-) -> list[Faithful]:
-    """Run what the log does not have yet, the first item of every task first; then the means."""
+def costs(threads: int, *, quick: bool, items: int | None = None, parts: str | None = None) -> list[Faithful]:
+    """Run so many items of every task; then the means."""
     ch.set_num_threads(threads)
     wanted = (QUICK if quick else ITEMS) if items is None else items
     words = [str(size) for size in (PARTS[:1] if quick else PARTS)] if parts is None else parts.split(",")
     if not all(word.isdecimal() and int(word) >= 3 for word in words):
         raise FileError(f"--parts {parts}: expected numbers from 3 on, such as 12,36.")
     sizes = [int(word) for word in words]
-    before = Path(log).read_text(encoding="utf-8") if log is not None and Path(log).exists() else ""
-    records = [json.loads(line) for line in before.splitlines()]
     model: Any = ch.load_model("smollm2") if wanted else None
-    for number, size, task in product(range(wanted), sizes, TASKS):
-        done = [one["seed"] for one in records if one["task"] == task and one["parts"] == size]
-        if len(done) > number:
-            continue
-        first = max(done, default=-1) + 1
-        tried = (asked(model, item(task, seed, size)) for seed in range(first, first + TRIES))
-        if one := next(filter(None, tried), None):
-            records.append(record(one))
-            if log is not None:
-                with Path(log).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(records[-1]) + "\n")
-    return means([one for one in records if one["parts"] in sizes])
+    records = []
+    for size, task in product(sizes, TASKS):
+        tried = (asked(model, item(task, seed, size)) for seed in range(wanted * TRIES))
+        records += [record(one) for one in islice(filter(None, tried), wanted)]
+    return means(records)
 
 
 def means(records: list[dict[str, Any]]) -> list[Faithful]:

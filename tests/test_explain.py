@@ -69,12 +69,6 @@ def test_a_token_is_found_by_index_or_by_word(model, wanted, place):
     assert steps_of_text(TEXT, model, token=wanted).token == place
 
 
-def test_a_word_of_several_tokens_is_its_last_one(model):
-    seen = steps_of_text("the xylophonist", model, token="xylophonist")
-    assert len(seen.tokens) > 3
-    assert seen.token == len(seen.tokens) - 1
-
-
 def test_json_holds_the_whole_explanation(model):
     data = json.loads(json.dumps(steps_of_text(TEXT, model, layer=0, head=1).to_json(), allow_nan=False))
     assert np.array(data["head_steps"]["weights"]).shape == (6, 6)

@@ -160,12 +160,6 @@ def test_the_answer_is_told_first_and_then_its_parts():
     assert str(found).splitlines() == lines_of(TEXT)[:-1]  # which ends with the options
 
 
-def test_the_first_tokens_row_says_that_it_is_replaced():
-    lines = lines_of(TEXT)
-    assert any(line.startswith("With <|endoftext|> in place of “mary”: “lamb” falls to 0.46%") for line in lines)
-    assert any(line.startswith("So: “lamb” needs “mary” (replaced)") for line in lines)
-
-
 @pytest.mark.parametrize(
     ("text", "answer", "expected"),
     [

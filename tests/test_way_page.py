@@ -38,13 +38,6 @@ def check(page, way):
         assert text.endswith("adds 0")
 
 
-def test_each_part_has_the_runs_number(running):
-    seen = steps_of_text(TEXT)
-    with opened(running, seen.to_html(), place="#step-way") as page:
-        check(page, seen.way)
-        assert "␣" + seen.way.text.strip() in page.locator("#step-way-title").inner_text()
-
-
 def test_a_next_token_opens_its_way_and_a_head_its_weights_by_keyboard(running):
     seen = steps_of_text(TEXT)
     chosen, other = seen.ways[3], seen.ways[1]

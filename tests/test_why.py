@@ -20,7 +20,6 @@ from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability, read_answers
 from clearhead.explaining.part_runs import cuts, integral
 from clearhead.explaining.texts import parts_of_text
-from clearhead.explaining.why_page import numbers_of
 from clearhead.explaining.why_words import conclusion
 from clearhead.models import decoder, variants
 from clearhead.models import model as gpt2
@@ -161,14 +160,6 @@ def test_without_an_integral_effects_are_those_of_runs(monkeypatch: pytest.Monke
     assert seen.heads[0].truth == pytest.approx(whole.heads[0].truth)
 
 
-def test_the_likeliest_token_is_explained_with_a_small_gap():
-    seen = ch.explain("humpty dumpty sat on", shipped())
-    assert (seen.answer, seen.next[0].text, seen.estimate.points) == (" a", " a", 4)
-    assert abs(seen.estimate.gap) < 0.05 * seen.estimate.total
-    assert [part.text for part in seen.parts] == ["humpty", "dumpty", "sat"]
-    assert -1 <= seen.trust(6).score <= 1
-
-
 def test_the_odds_of_a_token_far_ahead_are_finite():
     (target,) = asked_of(shipped(), "humpty dumpty sat on")
     value, slopes = target.value(4000.0 * np.eye(1, 2400, target.answer[0]))
@@ -246,19 +237,6 @@ def test_parts_follow_one_another_and_hold_every_letter(text, kind):
     assert held == sorted(set(held))
     assert {place for place, letter in enumerate(text) if not letter.isspace()} <= {*held}
     assert all(part.start <= place < part.stop or text[place].isspace() for part in result for place in part.tokens)
-
-
-def test_sentences_paragraphs_and_words_of_two_scripts():
-    text = "One is 1.5 m. Two? \n\nThree! 四是四。五"
-    tokens = [Token(7, letter, place, place + 1) for place, letter in enumerate(text)] + [Token(7, "x", 0, 0)]
-
-    def texts(kind):
-        return [part.text for part in parts_of_text(kind, text, tokens, [], [(0, len(text))])]
-
-    assert texts("sentences") == ["One is 1.5 m.", "Two?", "Three!", "四是四。", "五"]
-    assert texts("paragraphs") == ["One is 1.5 m. Two?", "Three! 四是四。五"]
-    assert texts("words")[:8] == ["One", " ", "is", " ", "1", ".", "5", " "]  # a token of its own is a word
-    assert texts("words")[-5:] == ["四", "是", "四", "。", "五"]
 
 
 def test_the_correlation_of_ranks_is_scipys():
@@ -354,13 +332,6 @@ def test_encodings_without_arrows_are_printed_too(encoding):
     assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
 
 
-def test_a_file_and_a_target_go_with_why(tmp_path):
-    (tmp_path / "text.txt").write_text("mary had a little\n", encoding="utf-8")
-    done = call("explain", "--file", tmp_path / "text.txt", "--why", "girl", "--against", "hen")
-    assert done.returncode == 0, done.stderr
-    assert {"␣girl", "␣hen"} <= {*done.stdout.splitlines()[0].split()}
-
-
 @pytest.mark.parametrize(("module", "limit"), [(decoder, "LONG"), (variants, "_ROOM")])
 def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monkeypatch: pytest.MonkeyPatch):
     text = "humpty dumpty sat on a wall"
@@ -370,16 +341,3 @@ def test_a_long_text_and_runs_in_small_batches_give_the_same(module, limit, monk
     np.testing.assert_allclose(made.estimate.heads_run, kept.estimate.heads_run, atol=2e-5)
     assert [edge[:4] for edge in made.edges] == [edge[:4] for edge in kept.edges]
     np.testing.assert_allclose([edge.truth for edge in made.edges], [edge.truth for edge in kept.edges], atol=2e-5)
-
-
-def test_a_word_of_several_tokens_is_told_as_if_it_was_asked_for_alone():
-    whole = ch.explain("mary had a little", answer=" lamb unbelievably its")
-    numbers = numbers_of(whole)
-    assert [one.token.text for one in numbers] == [" lamb", " unbelievably", " its"]
-    word = numbers[1]
-    alone = ch.explain("mary had a little lamb", answer=" unbelievably")
-    assert len(alone.again.based[0].target.answer) > 1
-    assert word.token.probability == pytest.approx(alone.probability, rel=1e-4)
-    hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
-    np.testing.assert_allclose(word.by_part, hidden, rtol=1e-3, atol=1e-4)
-    assert numbers_of(alone) == []  # it is one word

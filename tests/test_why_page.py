@@ -46,14 +46,6 @@ def near(result, expected):
 # the document
 
 
-def test_the_page_opens_with_the_head_that_did_most():
-    rng = fresh()
-    seen = ch.explain(random_text(rng, 3), random_model(rng), count=int(rng.integers(1, 9)))
-    made = document(seen).header
-    assert made["why"]["parts"] == seen.to_json()["parts"]
-    assert tuple(made["chosen"].values()) == (*seen.heads[0][:2], len(seen.tokens) - 1)
-
-
 def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
     monkeypatch.setattr(head_steps, "ROOM", 1)  # for one layer
     first = seen.heads[0].layer
@@ -99,21 +91,23 @@ def test_the_command_writes_the_page_or_the_report(tmp_path):
 
 
 def test_each_token_is_explained_by_a_click(running, seen):
-    whole = ch.explain(TEXT, shipped(), answer=" lamb its")
-    its, alone = numbers_of(whole)[1], ch.explain(f"{TEXT} lamb", shipped(), answer="its")
+    whole = ch.explain(TEXT, shipped(), answer=" lamb unbelievably")
+    word, alone = numbers_of(whole)[1], ch.explain(f"{TEXT} lamb", shipped(), answer=" unbelievably")
+    assert len(alone.again.based[0].target.answer) > 1
+    assert word.token.probability == pytest.approx(alone.probability, rel=1e-4)
     hidden = [part.hidden for part in alone.parts[: len(whole.parts)]]
-    np.testing.assert_allclose(its.by_part, hidden, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(word.by_part, hidden, rtol=1e-3, atol=1e-4)
     known = {edge[:4]: (edge.truth, edge.share) for edge in alone.edges}
-    both = [((edge.truth, edge.share), known[edge[:4]]) for edge in its.edges if edge[:4] in known]
-    assert len(both) > 3, its.edges
+    both = [((edge.truth, edge.share), known[edge[:4]]) for edge in word.edges if edge[:4] in known]
+    assert len(both) > 3, word.edges
     np.testing.assert_allclose(*zip(*both, strict=True), rtol=1e-3, atol=1e-4)
     single = ch.explain(TEXT, shipped())
     rivals = numbers_of(single)
     for other in rivals[:2]:
         pair = ch.explain(TEXT, shipped(), against=other.against.text)
         np.testing.assert_allclose(other.by_head, pair.estimate.heads_run, rtol=1e-3, atol=1e-4)
-    assert numbers_of(seen) == []  # it compares two answers already
-    shown = (whole, 2, its, "Why ␣its?"), (single, 1, rivals[0], "Why ␣lamb and not ␣girl")
+    assert numbers_of(seen) == numbers_of(alone) == []  # two answers are compared; one word
+    shown = (whole, 2, word, "Why ␣unbelievably?"), (single, 1, rivals[0], "Why ␣lamb and not ␣girl")
     for why, place, one, title in shown:
         with opened(running, why.to_html(), wait=SHADED) as page:
             before = page.locator("h1").text_content()

@@ -183,7 +183,11 @@ def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int)
     starts = [i for i in order if texts[i][:1].isspace() or not said[:1].isspace()]  # a word where the answer does
     words_of = {i: texts[i].strip() for i in starts}
     begins = [i for i in starts if words_of[i].isalnum() and words_of[i].casefold() != said.strip().casefold()]
-    begins.sort(key=lambda i: _kind(texts[i]) != _kind(said))  # a stable sort: the likeliest of each first
+    kinds = {  # does it begin a word, and is it one of letters, in capitals, or a number?
+        i: (text[:1].isspace(), text.strip().isalpha(), text.strip()[:1].isupper(), text.strip().isdigit())
+        for i, text in [*texts.items(), (answer, said)]
+    }
+    begins.sort(key=lambda i: kinds[i] != kinds[answer])  # a stable sort: the likeliest of each first
     standing = set(re.findall(r"\w+", reading.text))
     for i in begins:
         if logits[i] >= floor and words_of[i] in standing:
@@ -200,12 +204,6 @@ def goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) 
     except ShapeError:  # the text fills the model's positions
         return False
     return words([*map(model.tokenizer.text, (token, after))]) == [0, 0]
-
-
-def _kind(text: str) -> tuple[bool, ...]:
-    """Does a token begin a word, and is it one of letters, in capitals, or a number?"""
-    word = text.strip()
-    return text[:1].isspace(), word.isalpha(), word[:1].isupper(), word.isdigit()
 
 
 def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import part_runs, rerun
-from clearhead.explaining.answers import Question, read_answers, rival, said_by
+from clearhead.explaining.answers import Question, Target, read_answers, rival, said_by
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _HEADS, _KEYS = 6, 4  # the heads that did most, and of each so many of its largest weights
 _ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
+_NEUTRAL = (
+    "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
+)
 _LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
 
 
@@ -150,8 +153,12 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
     """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
     changes, off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed)
     listed = sorted(off, key=lambda place: (-abs(changes[place]), -abs(by_head[place]), place))[: again.listed]
-    tokens = len(again.based[0].target.answer)
-    others = [tokens * change for change in rerun.anywhere(again.model, listed)]
+    model, tokens = again.model, len(again.based[0].target.answer)
+    ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
+    target = Target(ids[:-1], tuple(ids[-(len(ids) // 2) :]), None, odds=False)  # ln P of its second half
+    neutral = rerun.based_on(target, model.run(target.ids))
+    runs = rerun.without(model, [neutral], listed)
+    others = [tokens * (one.value - neutral.value) / len(target.answer) for one in runs]
     return [HeadEffect(*place, float(changes[place]), x) for place, x in zip(listed, others, strict=True)], changes, off
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,6 @@ from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, 
 from clearhead.ops.matrix import AttentionMatrix
 
 _FIRST, _ANSWER = 8, 32  # heads that a model in PyTorch runs; tokens of an answer of which all heads are run
-_NEUTRAL = (
-    "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
-)
 
 
 class PartEffect(NamedTuple):
@@ -168,22 +166,13 @@ def hidden(
     beginning = any(0 in keys and not factor for keys, factor in pairs)
     neutral = {0: model.tokenizer.neutral} if beginning else {}
 
-    def variant(keys: Sequence[int], factor: float, tokens: int) -> Variant:
-        gates = np.zeros(tokens)
+    variants: list[list[Variant]] = [[] for _ in based]
+    for (keys, factor), (one, made) in product(pairs, zip(based, variants, strict=True)):
+        gates = np.zeros(len(one.target.ids))
         gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
         replaced = neutral if 0 in keys and not factor else {}
-        return Variant(gates if gates.any() else None, min(keys, default=0), ids=replaced)
-
-    return _summed(model, based, [[variant(*pair, len(each.target.ids)) for pair in pairs] for each in based])
-
-
-def anywhere(model: LanguageModel, heads: Sequence[tuple[int, int]]) -> list[float]:
-    """What ln p of a token in the second half of a neutral text changes by, on average, without each head there."""
-    ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
-    count = len(ids) // 2
-    target = Target(ids[:-1], tuple(ids[-count:]), None, odds=False)
-    based = based_on(target, model.run(target.ids))
-    return [(one.value - based.value) / count for one in without(model, [based], heads)]
+        made.append(Variant(gates if gates.any() else None, min(keys, default=0), ids=replaced))
+    return _summed(model, based, variants)
 
 
 def without(
@@ -274,12 +263,7 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                made.append(kept(one, value, rows, odds))
+                first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
+                logits = {token: float(first[token]) for token in (likeliest, *one.tokens)}
+                made.append(Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), odds))
     return made
-
-
-def kept(based: Based, value: float, rows: Array, odds: Array) -> Rerun:
-    """What is kept of the logits of the target's rows, (rows, vocabulary), and of its tokens' odds."""
-    first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
-    logits = {token: float(first[token]) for token in (likeliest, *based.tokens)}
-    return Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), odds)

@@ -132,6 +132,7 @@ def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
 
 
 KINDS = ("tokens", *DIVISIONS, "turns")
+_KINDS = f"one of {', '.join(KINDS)}, or (start, stop) pairs"
 Slice = tuple[int, int]
 
 
@@ -163,8 +164,19 @@ def parts_of_text(
     """
     letters = [first_letter(token, text) for token in tokens]
     turn = [_inside(turns, letter) for letter in letters]
+    if kind == "turns" and max(turn, default=-1) < 0:
+        raise SelectionError("parts='turns' is for a chat, and this is a text.", 'parts="sentences"')
+    if not isinstance(kind, str):
+        spans = read_slices("parts", kind, text)
+        labels = [_inside(spans, letter) for letter in letters]
+    elif kind in DIVISIONS:
+        labels = DIVISIONS[kind](pieces(list(tokens), text))
+    elif kind in KINDS:
+        labels = turn if kind == "turns" else [token.start for token in tokens]
+    else:
+        raise SelectionError(expected("parts", kind, _KINDS), 'parts="words"')
     held: dict[tuple[int, int], list[int]] = {}
-    for place, label in enumerate(_labels(kind, text, tokens, letters, turn)):
+    for place, label in enumerate(labels):
         token, letter = tokens[place], letters[place]
         can = place < len(tokens) - 1 and not token.template and token.stop > token.start
         if can and label >= 0 and _inside(hide, letter) >= 0:
@@ -183,8 +195,7 @@ def read_slices(name: str, value: Any, text: str) -> list[Slice]:
     for each in value if isinstance(value, (list, tuple)) else [value]:
         pair = (each.start or 0, len(text) if each.stop is None else each.stop) if isinstance(each, slice) else each
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(is_whole(end) for end in pair):
-            wanted = f"one of {', '.join(KINDS)}, or (start, stop) pairs"
-            raise SelectionError(expected(name, value, wanted), "parts=[(0, 12), (13, 40)]")
+            raise SelectionError(expected(name, value, _KINDS), "parts=[(0, 12), (13, 40)]")
         if not 0 <= pair[0] < pair[1] <= len(text):
             raise SelectionError(f"{name}: {pair[0]}:{pair[1]} is outside the text of {len(text)} characters.")
         spans.append((int(pair[0]), int(pair[1])))
@@ -213,25 +224,6 @@ def grouped(parts: Sequence[Any], text: str, most: int) -> list[list[int]]:
             count = -(-len(some) // most)
             made += [some[len(some) * i // count : len(some) * (i + 1) // count] for i in range(count)]
     return made
-
-
-def _labels(
-    kind: str | Sequence[Any], text: str, tokens: Sequence[Token], letters: Sequence[int], turn: list[int]
-) -> list[int]:
-    """The number of each token's part; below 0 for none."""
-    if not isinstance(kind, str):
-        spans = read_slices("parts", kind, text)
-        return [_inside(spans, letter) for letter in letters]
-    if kind in DIVISIONS:
-        return DIVISIONS[kind](pieces(list(tokens), text))
-    if kind == "tokens":
-        return [token.start for token in tokens]
-    if kind != "turns":
-        wanted = f"one of {', '.join(KINDS)}, or (start, stop) pairs"
-        raise SelectionError(expected("parts", kind, wanted), 'parts="words"')
-    if max(turn, default=-1) < 0:
-        raise SelectionError("parts='turns' is for a chat, and this is a text.", 'parts="sentences"')
-    return turn
 
 
 def _inside(spans: Sequence[Slice], letter: int) -> int:

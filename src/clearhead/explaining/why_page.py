@@ -11,7 +11,7 @@ from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.answers import Target, probability
 from clearhead.explaining.attribution import for_page
 from clearhead.explaining.head_steps import document as explained
-from clearhead.explaining.rerun import EdgeEffect, Rerun, kept, likely, plain
+from clearhead.explaining.rerun import EdgeEffect, Rerun, likely, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
@@ -103,7 +103,7 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
     def log_p(now: Rerun, rows: list[int]) -> float:
         return float(-np.logaddexp(0.0, -now.odds[rows]).sum())
 
-    run = kept(based, 0.0, logits, based.odds)
+    run = Rerun(0.0, dict(enumerate(logits[0])), answer[0], 0.0, based.odds)
     base = said(run)
     by_head, by_part = np.full((len(asked), *sizes[0]), np.nan), np.full((len(asked), sizes[1]), np.nan)
     for (layer, head), now in off.items():
