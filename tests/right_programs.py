@@ -227,13 +227,6 @@ def softmax_in_float32(g: Ready, _: np.random.Generator) -> torch.Tensor:
     return torch.nan_to_num(a) @ g.v
 
 
-def keys_permuted(g: Ready, rng: np.random.Generator) -> torch.Tensor:
-    order = torch.tensor(rng.permutation(g.k.shape[2]))
-    added = None if g.added is None else g.added[..., order]
-    other = Ready(g.q, g.k[:, :, order], g.v[:, :, order], g.scale, g.softcap, added, g.seen[..., order], g.sinks)
-    return naive(other, rng)
-
-
 def one_by_one(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     """Products summed strictly from left to right, or from right to left, in float32 or better."""
     wide = g.wider
@@ -246,15 +239,6 @@ def one_by_one(g: Ready, rng: np.random.Generator) -> torch.Tensor:
 
 def scale_in_q(g: Ready, _: np.random.Generator) -> torch.Tensor:
     return weigh(g, scores(g, g.q * g.scale, scale=1.0))
-
-
-def scale_in_both(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    root = abs(g.scale) ** 0.5
-    return weigh(g, scores(g, g.q * root, g.k * math.copysign(root, g.scale), scale=1.0))
-
-
-def scale_divides(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    return weigh(g, _after_scale(g, g.q @ g.k.mT / (1 / g.scale)))
 
 
 def base_two(g: Ready, _: np.random.Generator) -> torch.Tensor:
@@ -331,33 +315,6 @@ def split_keys(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     return sum(share * part for share, part in zip(shares, parts, strict=True)).to(g.q.dtype)
 
 
-def visible_only(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    """Hidden keys are never touched: each row gathers its own keys."""
-    s, out = scores(g.wider), torch.zeros(*g.q.shape[:3], g.v.shape[3], dtype=g.q.dtype)
-    for b, h, i in np.ndindex(*g.q.shape[:3]):
-        keys = g.seen[b, h, i]
-        x = s[b, h, i, keys]
-        if g.sinks is not None:
-            x = torch.cat([x, g.sinks[0, h, 0].to(x.dtype)])
-        if keys.any():
-            out[b, h, i] = (torch.softmax(x, 0)[: int(keys.sum())] @ g.wider.v[b, h, keys]).to(out.dtype)
-    return out
-
-
-def compensated(g: Ready, _: np.random.Generator) -> torch.Tensor:
-    """Sums over keys by Kahan's compensation."""
-    s, v = masked(g.wider), g.wider.v
-    e = torch.exp(s - peak(s))
-    rows = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    total = torch.zeros(*s.shape[:3], rows.shape[3], dtype=s.dtype)
-    lost = torch.zeros_like(total)
-    for j in range(s.shape[3]):
-        more = e[..., j, None] * rows[:, :, None, j] - lost
-        new = total + more
-        total, lost = new, (new - total) - more
-    return quotient(g, total[..., :-1], total[..., -1:], peak(s))
-
-
 def by_pytorch(g: Ready, rng: np.random.Generator) -> torch.Tensor:
     """PyTorch's own function, with an additive mask."""
     if g.sinks is not None or g.softcap is not None:
@@ -371,9 +328,9 @@ def by_pytorch(g: Ready, rng: np.random.Generator) -> torch.Tensor:
 PROGRAMS = {
     program.__name__: program
     for program in (
-        *(naive, wide, upcast, softmax_in_float32, keys_permuted, one_by_one),
-        *(scale_in_q, scale_in_both, scale_divides, base_two, by_logsumexp, filled, divided_last),
-        *(tiled, split_keys, visible_only, compensated, by_pytorch),
+        *(naive, wide, upcast, softmax_in_float32, one_by_one),
+        *(scale_in_q, base_two, by_logsumexp, filled, divided_last),
+        *(tiled, split_keys, by_pytorch),
     )
 } | {
     "tiled_backwards": partial(tiled, backwards=True),

@@ -169,49 +169,23 @@ def test_damaged_safetensors_are_refused(tmp_path: Path, data: bytes):
             reader(place)
 
 
-def test_deeply_nested_metadata_is_refused(tmp_path: Path):
-    save_file(TENSORS, tmp_path / "case.safetensors", metadata={"causal": DEEP})
-    with pytest.raises(ClearheadError, match="causal is"):
-        check_file(tmp_path / "case.safetensors")
-
-
-def test_paths_that_lead_to_no_file_are_refused(tmp_path: Path):
+@pytest.mark.parametrize("reader", READERS)
+def test_paths_that_lead_to_no_file_are_refused(tmp_path: Path, reader: Callable[[Path], Any]):
     (tmp_path / "folder.npz").mkdir()
-    (tmp_path / "loop.json").symlink_to("loop.json")
     (tmp_path / "file").write_bytes(b"")
-    for reader in (check_file, diagnose_file):
-        for name, words in {
-            "folder.npz": "Is a directory",
-            "loop.json": "Too many levels of symbolic links",
-            "nothing.safetensors": "does not exist",
-            "file/under.json": "Not a directory",
-            "x" * 300: "File name too long",
-            "a\0b": "null|no file can be called so",
-        }.items():
-            with pytest.raises(FileError, match=words):
-                reader(tmp_path / name)
-    for name in ("loop.json", "nothing", "a\0b"):
-        with pytest.raises(FileError, match="is not a directory"):
-            load(tmp_path / name)
-    with pytest.raises(FileError, match="cannot be read: it is empty"):
-        load(tmp_path / "file")
+    for name in ("nothing.safetensors", "folder.npz", "file"):
+        with pytest.raises(FileError, match=rf"{name}.* (does not exist|is not|cannot be read)"):
+            reader(tmp_path / name)
 
 
-def test_files_without_read_permission_are_refused(tmp_path: Path):
+def test_a_folder_without_read_permission_is_refused(tmp_path: Path):
     folder = shutil.copytree(SHIPPED, tmp_path / "model")
-    (tmp_path / "case.json").write_text(case())
-    (tmp_path / "case.json").chmod(0o200)
-    for mode in (0o000, 0o400, 0o100):  # no access, listing only, opening files only
-        folder.chmod(mode)
-        if mode == 0o100:
-            os.chmod(folder / "config.json", 0)
-        with somebody_else(tmp_path):
-            for reader in (load, lambda place: find(str(place))):
-                with pytest.raises(FileError, match="Permission denied"):
-                    reader(folder)
+    folder.chmod(0)
+    with somebody_else(tmp_path):
+        for reader in (load, lambda place: find(str(place))):
             with pytest.raises(FileError, match="Permission denied"):
-                check_file(tmp_path / "case.json")
-        folder.chmod(0o700)
+                reader(folder)
+    folder.chmod(0o700)
 
 
 def test_json_output_for_nonfinite_values_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

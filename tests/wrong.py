@@ -1,10 +1,10 @@
 """Attention with mistakes, as users write it: plain PyTorch with a switch for every mistake.
 
-It shares nothing with the catalogue but the mistakes' names and which of them are tried in pairs. `case(names, rng)`
+It shares nothing with the catalogue but the mistakes' names. `case(names, rng)`
 makes inputs that can show the mistakes, and the result of such code; `case((), rng)` gives the result of correct code.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -118,83 +118,14 @@ ELSEWHERE = {  # made in test_mistakes.py
 }
 NAMES = sorted({mistake.name for mistake in mistakes()} - ELSEWHERE)
 
-# these are made alone, or beside a mistake that is not among them
-SELDOM = {mistake.name for mistake in mistakes() if mistake.seldom}
-
-LONE = {
-    "rules joined by or",
-    *("attention over heads", "attention over the batch", "mask of the wrong sign"),
-    *("softmax over everything", "rotary restarted"),
-}
-
-# mistakes at the same place exclude each other: no code makes both
-EXCLUDE = (
-    {n for n in NAMES if n.startswith("scale ") or n in ("no scale", "log2 e with exp", "heads never split")}
-    | {"exp2 without log2 e"},
-    {
-        n
-        for n in NAMES
-        if n.startswith("softmax ")
-        or n in ("no softmax", "rescale missing", "one more in the denominator", "exp2 without log2 e")
-    },
-    {n for n in NAMES if n.startswith("causal")},
-    {n for n in NAMES if n.startswith("padding")},
-    {"mask ignored", "mask inverted", "mask transposed", "mask tiled over heads"},
-    {
-        *("mask after softmax", "mask added as 0/1", "mask fills with a finite number"),
-        "softcap after mask",
-    },
-    {"heads split without the transpose", "heads interleaved", "heads never split", "packed in another layout"},
-    {"heads merged without the transpose", "heads merged interleaved"},
-    {"output projection left out", "W transposed"},
-    {
-        *("transpose missing", "q and k swapped", "heads never split"),
-        *("queries in place of keys", "keys in place of queries", "values in place of keys", "packed in another order"),
-        "k and v swapped",
-    },
-    {"keys instead of values", "queries instead of values", "scale of d_v", *AS_WIDE},
-    {n for n in NAMES if n.startswith("softcap")},
-    {n for n in NAMES if "window" in n},
-    {n for n in NAMES if n.startswith("sinks")},
-    {"grouped keys tiled", "first key group only"},
-    {"empty rows are NaN", "empty rows are averaged"},
-    {n for n in NAMES if n.startswith("bias")} | {"softcap in another place"},
-    {n for n in NAMES if "ALiBi" in n},
-    {n for n in NAMES if "rotary" in n},
-    {"q and k swapped", "rotary on one side", "rotary off by one"},
-)
-
 
 @dataclass
 class Case:
-    """Inputs, rules as diagnose takes them, the result of the code, and the details of its mistakes."""
+    """Inputs, rules as diagnose takes them, and the result of the code."""
 
     inputs: dict
     rules: dict
     theirs: np.ndarray
-    details: dict = field(default_factory=dict)
-
-
-def compatible(names):
-    chosen = set(names)
-    if len(chosen) > 1 and (chosen <= SELDOM or chosen & LONE):
-        return False
-    layer_only = {"keys instead of values", "queries instead of values", "scale of d_v", "transpose missing"}
-    if chosen & LAYER and (chosen & layer_only or chosen & SQUARE - {"q and k swapped", "weights transposed"}):
-        return False
-    if chosen & LAYER and chosen & {"grouped keys tiled", "first key group only"}:  # these layers have no groups
-        return False
-    if any("in place of" in n or "sinks" in n for n in chosen) and chosen & {"transpose missing", "grouped keys tiled"}:
-        return False
-    odd = chosen & {"mask after softmax", "weights transposed", "empty rows are NaN", "empty rows are averaged"}
-    if "rescale missing" in chosen and odd:
-        return False
-    needs = " ".join(NEEDS.get(name, "") for name in names)
-    if "uneven" in needs and chosen & (SQUARE | {"transpose missing"}):
-        return False
-    if "blind" in needs and len(chosen) > 1:
-        return False
-    return not any(len(chosen & group) > 1 for group in EXCLUDE)
 
 
 def case(names, rng, dtype=torch.float32, size=0):
@@ -237,7 +168,7 @@ def case(names, rng, dtype=torch.float32, size=0):
         q = q * 1.5
         theirs = attention(q, k, v, does, details, rules)
         inputs = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
-    return Case(inputs, rules, theirs.to(dtype).numpy(), details)
+    return Case(inputs, rules, theirs.to(dtype).numpy())
 
 
 def _layer_inputs(rng, batch, n, heads, d, dtype):
