@@ -115,7 +115,7 @@ def diagnose_layer(
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz, .safetensors or .pt.
+    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz or .safetensors.
 
     Numbers in a .json file may be rounded for printing: all are as precise as the one with the most decimals.
 

@@ -1,22 +1,21 @@
-"""Reads worked examples from .json, .npz, .safetensors and .pt files, without pickle; names become lower case."""
+"""Reads worked examples from .json, .npz and .safetensors files, without pickle; names become lower case."""
 
 import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from decimal import Decimal
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.array_files import npz, safetensors
-from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.rules import joined
-from clearhead.errors import DtypeError, FileError, check_known
+from clearhead.errors import FileError, check_known
 
 INPUTS = ("q", "k", "v")
 NAMES = ("tokens", "source_tokens")
@@ -31,10 +30,8 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     missing, malformed, larger than the memory, or has a false header, UnknownNameError for a name that is not known.
     """
     kind = place.suffix.lower()
-    if kind in (".pkl", ".pickle"):
-        raise FileError(
-            f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN
-        )
+    if kind in (".pkl", ".pickle", ".pt", ".pth"):
+        raise FileError(f"{place.name} is a pickle, which can run any code when it is opened: it is not.", _TENSORS)
     data = _READERS.get(kind, _read_json)(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
@@ -163,39 +160,6 @@ def _read_safetensors(place: Path) -> dict[str, Any]:
     return rules | arrays
 
 
-def _read_pt(place: Path) -> dict[str, Any]:
-    """The tensors and plain values of a dictionary that torch.save wrote; nothing in the file is run."""
-    data = read_bytes(place)
-    try:
-        import torch
-    except ImportError:
-        raise FileError(f"{place.name} is PyTorch's, which is not installed here.", _PLAIN) from None
-    try:
-        loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has a dozen kinds of exceptions for what is malformed
-        what = "holds objects other than tensors, numbers and texts, or is damaged: it is not opened"
-        raise FileError(f"{place.name} {what} ({type(error).__name__}).", _PLAIN) from None
-    if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
-        raise FileError(f"{place.name} holds a {type(loaded).__name__}: expected names with their values.", _PLAIN)
-    with torch.no_grad():
-        for name, x in loaded.items():
-            try:
-                loaded[name] = as_array(x.contiguous(), name)[0] if isinstance(x, torch.Tensor) else x
-            except DtypeError as error:
-                raise FileError(f"{name}: {error.what}", error.hint) from None
-    return loaded
-
-
-_JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
-_PLAIN = (
-    'np.savez("case.npz", q=q, k=k, v=v, theirs=out), or torch.save({"q": q, "k": k, "v": v, "theirs": out}, "case.pt")'
-)
-
-
-_READERS = {
-    ".npz": npz,
-    ".npy": npz,
-    ".safetensors": _read_safetensors,
-    ".pt": _read_pt,
-    ".pth": _read_pt,
-}
+_JSON = 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz and .safetensors files need their endings.'
+_TENSORS = 'safetensors.torch.save_file({"q": q, "k": k, "v": v, "theirs": out}, "case.safetensors") writes tensors.'
+_READERS = {".npz": npz, ".npy": npz, ".safetensors": _read_safetensors}
