@@ -47,11 +47,6 @@ class Recipe(dict[str, Any]):
         return Recipe({field: value for field, value in {**self, **changes}.items() if value is not None})
 
     @property
-    def unfilled(self) -> bool:
-        """Is the number in hidden places still to be solved from theirs?"""
-        return self["masking"] in ("fill", "add") and self["fill"] is None
-
-    @property
     def wide(self) -> bool:
         """Does a row need the scores of all rows?"""
         return bool(self["turned"]) or self["axis"] in ("queries", "matrix", "all")

@@ -4,7 +4,7 @@ Every candidate is compared on a few rows first. Candidates that come near are c
 still fit on all rows, or on as many as the budget allows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +30,7 @@ _WIDEST = 1e-2  # of a number: beyond that, the root mean square of all must agr
 _FEW = 64  # numbers whose root mean square says little
 _CLEAR = 0.3  # a correlation that is no chance
 _SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
-_STEPS = 60  # the most in the search for a number
+_HALVINGS = 56  # in the search for a number, of 80 and more to its last bits
 _MUCH = 2**11  # scores of a row of all heads, from which one row has to do for a first look
 _WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
 
@@ -180,16 +180,13 @@ class Search:
         if not (largest(gone) > tolerance < largest(apart) and (toward * gone).sum() > 0 < (toward * apart).sum()):
             return None
 
-        aim, along = _log_odds((toward * gone).sum(), (toward * apart).sum()), np.where(use, toward, 0.0)
-
-        def beyond(number: float) -> float:
-            """How much further on the way than theirs the recipe's numbers are with this number, in log-odds."""
-            here = np.where(use, at(number), 0.0)
-            return _log_odds((along * (here - alone)).sum(), (along * (full - here)).sum()) - aim
-
         x = scores(self.exact, recipe.but(masking="after"), rows)
         low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
-        number = _root(beyond, low - 40.0, high + 40.0)
+        low, high = low - 40.0, high + 40.0
+        for _ in range(_HALVINGS):
+            number = (low + high) / 2
+            further = (toward * np.where(use, at(number) - theirs, 0.0)).sum() > 0  # on the way than theirs
+            low, high = (low, number) if further else (number, high)
         idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
         return None if idle else self._shortest(recipe, rows, number)
 
@@ -214,7 +211,7 @@ class Search:
         fitting = self.fitting(singles)
         if fitting or not np.isfinite(self.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
-        if fitting := self.fitting(pairs([single for single in singles if self._paired(single)])):
+        if fitting := self.fitting(pairs(singles)):
             return fitting
         rows, gap = self.everything, self.gap(RIGHT, self.everything)
         sure = {n: self.narrowed(np.dtype(n.recipe["half_dtype"]), rows) for n in narrowings}
@@ -237,7 +234,7 @@ class Search:
         """The candidate with its residual and tolerance; None as soon as it does not fit on some rows."""
         self.tried += 1
         with suppress(ValueError, IndexError):  # of shapes: no program makes these mistakes
-            recipe = self._solved(candidate.recipe)
+            recipe = self.filled(candidate.recipe, self.sample) if candidate.solved else candidate.recipe
             if recipe is None or self.gap(recipe, self.screen) > self._near:
                 return None
             for rows in (self.sample, self.everything):
@@ -246,42 +243,6 @@ class Search:
                     return None
             return replace(candidate, recipe=recipe, residual=residual, tolerance=tolerance)
         return None
-
-    def _solved(self, recipe: Recipe) -> Recipe | None:
-        """The recipe with the number that its mask fills with, of the few rows first; None where no number does."""
-        if not recipe.unfilled:
-            return recipe
-        first = self.filled(recipe, self.screen)
-        if first is not None and self.gap(first, self.screen) > self._near:
-            return None
-        return self.filled(recipe, self.sample)
-
-    def _paired(self, single: MistakeExplanation) -> bool:
-        """Is it tried in pairs: does it change these numbers?"""
-        if single.recipe.unfilled:
-            return True
-        with suppress(ValueError, IndexError):  # of shapes: no program makes this mistake
-            computed, right = (answer(self.exact, recipe, self.sample) for recipe in (single.recipe, RIGHT))
-            return not np.array_equal(computed, right, equal_nan=True)
-        return False
-
-
-def _log_odds(done: float, rest: float) -> float:
-    """How far on a way one is, from -40 to 40: of one row, the log-odds grow with its hidden scores, one by one."""
-    return float(np.log(max(done, 1e-18)) - np.log(max(rest, 1e-18)))
-
-
-def _root(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function is 0, between two places: false position, and halving where that is slow."""
-    at_low, at_high, middle = f(low), f(high), low
-    for step in range(_STEPS):
-        last, falls = middle, at_high > at_low and step % 3 < 2
-        middle = low - at_low * (high - low) / (at_high - at_low) if falls else (low + high) / 2
-        value = f(middle)
-        if value == 0 or abs(middle - last) < 1e-15 * max(1.0, abs(middle)):
-            break
-        low, at_low, high, at_high = (middle, value, high, at_high) if value < 0 else (low, at_low, middle, value)
-    return middle
 
 
 def rms(x: Array) -> float:
