@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import clearhead as ch
-from clearhead.changing.edits import Edit
 from watched import logits
 
 Scores = tuple[Tensor, Tensor]  # logits (batch, heads, queries, keys) and sinks (heads,), which may be -inf
@@ -131,20 +130,9 @@ def rested(queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Sco
     return change
 
 
-def divided(t: float, heads: Any = None) -> Callable[[Scores], Scores]:
-    """All logits of these heads, their sink's too, divided by t."""
-
-    def change(scores: Scores) -> Scores:
-        logits, sinks = scores
-        factor = torch.where(torch.tensor(among(logits.shape[1], heads)), 1 / t, 1.0)
-        return logits * factor[:, None, None], sinks * factor
-
-    return change
-
-
-def times(number: float, heads: Any = None) -> Callable[[Tensor], Tensor]:
-    """These heads' outputs times a number."""
-    return lambda output: output * torch.where(torch.tensor(among(output.shape[1], heads)), number, 1.0)[:, None, None]
+def zeroed(heads: Any) -> Callable[[Tensor], Tensor]:
+    """These heads' outputs are 0."""
+    return lambda output: torch.where(torch.tensor(among(output.shape[1], heads))[:, None, None], 0.0, output)
 
 
 def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -185,23 +173,13 @@ class Letters:
 
 OF_LOGITS = [  # edits of logits, one after the other; and the same by hand
     ch.boost(keys=[1, 2], by=1.5),
-    ch.tempered(1.5, heads=[0, 3]),
     ch.cut(queries=slice(4, None), keys=[0, 3], heads=[0, 1]),
     ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
     ch.boost(keys=[4, 5], by=1, queries=slice(3, 9)),
 ]
 LOGITS_BY_HAND = [
     added(1.5, None, [1, 2]),
-    divided(1.5, [0, 3]),
     added(CUT, range(4, 99), [0, 3], [0, 1]),
     added(2.0, None, [2, 4], [1, 2]),
     added(1.0, range(3, 9), [4, 5]),
 ]
-
-
-def for_family(family: str, edits: list[Edit], hand: ByHand) -> tuple[list[Edit], ByHand]:
-    """Edits that begin with `OF_LOGITS`; where heads share a softcap, all of them are tempered."""
-    if family != "gemma2":
-        return edits, hand
-    some = [replace(edit, heads=None) if edit.kind == "tempered" else edit for edit in edits]
-    return some, replace(hand, logits=[hand.logits[0], divided(1.5), *hand.logits[2:]], kept={}, paths={})

@@ -8,7 +8,7 @@ import torch
 
 import changed
 import clearhead as ch
-from changed import CUT, ByHand, Letters, added, assert_edited, by_hand, divided, for_family, mean, rested, times
+from changed import CUT, ByHand, Letters, added, assert_edited, by_hand, mean, rested, zeroed
 from clearhead.changing.edits import Edit
 from clearhead.errors import RuleError
 from test_hf import same_gradients
@@ -30,11 +30,8 @@ ROWS, KEYS = [6, 7, 8, 9, 10], [1, 2, 4]
 CASES: list[tuple[list[Edit], ByHand]] = [
     ([ch.cut(queries=slice(6, None), keys=KEYS)], ByHand([added(CUT, ROWS, KEYS)])),
     ([ch.cut(queries=[9, -1], heads=[1])], ByHand([added(CUT, [9, 10], None, [1])])),
-    ([ch.cut(keys=[i in KEYS for i in range(11)])], ByHand([added(CUT, None, KEYS)])),
     ([ch.boost(keys=-2, by=-3, heads=[2])], ByHand([added(-3.0, None, [9], [2])])),
-    ([ch.tempered(0.4, heads=[1, 2])], ByHand([divided(0.4, [1, 2])])),
-    ([ch.off(heads=[1])], ByHand(outputs=[times(0.0, [1])])),
-    ([ch.off(to="mean", heads=[0]), ch.scaled(2, heads=[0, 1])], ByHand(outputs=[mean([0]), times(2.0, [0, 1])])),
+    ([ch.off(to="mean", heads=[0]), ch.off(heads=[1])], ByHand(outputs=[mean([0]), zeroed([1])])),
 ]
 
 
@@ -44,14 +41,14 @@ def test_each_edit_equals_the_same_edit_by_hand(family: str, edits: list[Edit], 
     edited(family, edits, hand)
 
 
-EVERYTHING = [*changed.OF_LOGITS, ch.tempered(0.8), ch.scaled(1.5, heads=[3])]
-BY_HAND = ByHand([*changed.LOGITS_BY_HAND, divided(0.8)], [times(1.5, [3])])
+EVERYTHING = [*changed.OF_LOGITS, ch.off(heads=[3])]
+BY_HAND = ByHand(changed.LOGITS_BY_HAND, [zeroed([3])])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("padding", ["", "left", "right"])
 def test_edits_act_in_the_order_given(family: str, padding: str):
-    edited(family, *for_family(family, EVERYTHING, BY_HAND), padding)
+    edited(family, EVERYTHING, BY_HAND, padding)
 
 
 QUICK = {("gpt2", "left", "dynamic"), ("llama", "", "static"), ("gpt-oss", "left", "static")}
@@ -64,12 +61,11 @@ GENERATING = [
 @pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
     model, passed, options = build(family), inputs(family, padding), greedy(6)
-    edits, hand = for_family(family, EVERYTHING, BY_HAND)
     if cache == "static":
         options |= {"cache_implementation": "static", "disable_compile": True}
-    with ch.change(model, edits):
+    with ch.change(model, EVERYTHING):
         result = model.generate(**passed, **options)
-    with by_hand(model, hand), torch.no_grad():
+    with by_hand(model, BY_HAND), torch.no_grad():
         expected = generated(model, passed, 6)
     torch.testing.assert_close(result, expected)
 
@@ -87,17 +83,16 @@ def generated(model: Any, passed: dict[str, torch.Tensor], steps: int) -> torch.
 
 
 RESTED = [ch.boost(keys=[2, 4], by=2), ch.cut(queries=slice(5, None), keys=slice(0, 5), heads=[0, 1, 3], rest="first")]
-RESTED_BY_HAND = ByHand([added(2.0, None, [2, 4]), rested(range(5, 99), range(5), [0, 1, 3]), divided(0.8)])
+RESTED_BY_HAND = ByHand([added(2.0, None, [2, 4]), rested(range(5, 99), range(5), [0, 1, 3])])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss"])
 @pytest.mark.parametrize("padding", ["", "right"])
 def test_weights_move_to_the_first_token_or_to_a_learned_sink(family: str, padding: str):
-    edits = [*RESTED, ch.tempered(0.8)]
     RESTED_BY_HAND.kept.clear()
-    edited(family, edits, RESTED_BY_HAND, padding)
+    edited(family, RESTED, RESTED_BY_HAND, padding)
     model, passed = build(family), inputs(family)
-    with ch.change(model, edits), ch.watch(model) as seen:
+    with ch.change(model, RESTED), ch.watch(model) as seen:
         result = model.generate(**passed, **greedy(4))
     with by_hand(model, RESTED_BY_HAND) as hand, torch.no_grad():
         torch.testing.assert_close(result, generated(model, passed, 4))
@@ -147,9 +142,6 @@ def test_generate_under_watch_joins_the_steps():
         weights = torch.as_tensor(seen.matrix(layer)[...])
         torch.testing.assert_close(weights * rows, hand.kept[f"transformer.h.{layer}.attn"] * rows, rtol=0, atol=1e-5)
         torch.testing.assert_close(seen[layer].received, weights.sum(-2), rtol=0, atol=1e-4)
-    with ch.change(model, EVERYTHING), ch.watch(model, heads=[1, 3]) as part:
-        model.generate(**passed, **greedy(6))
-    torch.testing.assert_close(part.matrix(1)[...], seen.matrix(1)[...][:, [1, 3]])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt-oss"])
@@ -162,32 +154,10 @@ def test_another_runs_weights_on_this_runs_values(family: str, heads: list[int] 
         with by_hand(model, ByHand()) as run:
             model(**other)
         weights = {path: x for path, x in run.kept.items() if ".1." in path}
-        with by_hand(model, ByHand(heads=heads, weights=weights)) as hand:
+        with by_hand(model, ByHand(heads=heads, weights=weights)):
             expected = model(**passed).logits
         with ch.change(model, ch.like(clean, layers=[1], heads=heads)):
-            close(model(**passed).logits, expected)
-            out, seen = run_watched(model, passed)
-    close(out.logits, expected)
-    for path in run.kept:
-        torch.testing.assert_close(seen.matrix(path.split(".")[2])[...], hand.kept[path], rtol=0, atol=1e-5)
-
-
-def test_edits_after_like_act_on_the_other_runs_logits():
-    model, passed = build("llama"), inputs("llama")
-    other = {**passed, "input_ids": passed["input_ids"].flip(1)}
-    before, after = ch.boost(keys=[1], by=3), ch.cut(keys=[0, 2], queries=slice(4, None))
-    with torch.no_grad():
-        with ch.change(model, before):
-            clean = seen_of(model, other)
-        with ch.change(model, [before, after]):
-            both = seen_of(model, other)
-        with ch.change(model, [ch.cut(keys=3), ch.like(clean), after]):
-            seen = seen_of(model, passed)
-        torch.testing.assert_close(seen.matrix(0)[...], both.matrix(0)[...], rtol=0, atol=1e-6)
-        with ch.change(model, [ch.cut(keys=3), ch.like(clean, heads=[0, 1]), after]):
-            some = seen_of(model, passed)
-    assert float(some.matrix(0)[:, 2, 4:, 3].abs().max()) == 0
-    torch.testing.assert_close(some.matrix(0)[:, :2], both.matrix(0)[:, :2], rtol=0, atol=1e-6)
+            close(run_watched(model, passed, layers=[0])[0].logits, expected)
 
 
 def test_words_are_found_in_each_sequence_of_the_batch():
@@ -214,7 +184,6 @@ def test_words_are_found_in_each_sequence_of_the_batch():
 )
 def test_gradients_go_through_the_edited_attention(family: str):
     model, passed = build(family), inputs(family)
-    edits, hand = for_family(family, EVERYTHING, BY_HAND)
 
     def gradients(context: Any) -> dict[str, torch.Tensor]:
         model.zero_grad()
@@ -222,12 +191,12 @@ def test_gradients_go_through_the_edited_attention(family: str):
             logits(model(**passed)).square().mean().backward()
         return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
-    expected = gradients(by_hand(model, hand))
-    same_gradients(gradients(ch.change(model, edits)), expected, share=2e-6)
+    expected = gradients(by_hand(model, BY_HAND))
+    same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
     if family == "llama":
         model.activation_checkpointing_enable()
         model.train()
-        same_gradients(gradients(ch.change(model, edits)), expected, share=2e-6)
+        same_gradients(gradients(ch.change(model, EVERYTHING)), expected, share=2e-6)
 
 
 def test_each_pass_without_a_cache_is_a_text_of_its_own():

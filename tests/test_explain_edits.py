@@ -125,16 +125,18 @@ def test_the_heads_asked_for_are_those_of_an_edit_without_a_place():
         ("cut", "on>sat@0.3", ch.cut(queries="on", keys="sat", layers=[0], heads=[3])),
         ("cut", "on>sat@0", ch.cut(queries="on", keys="sat", layers=[0])),
         ("cut", "on>sat@.3", ch.cut(queries="on", keys="sat", heads=[3])),
-        ("cut", ">0:2@0.3,1.2,1.4", ch.cut(keys=slice(0, 2), heads={0: [3], 1: [2, 4]})),
         ("cut", " on > sat#2 , -1 @0.1", ch.cut(queries="on", keys=["sat#2", -1], layers=[0], heads=[1])),
         ("cut", "2:>:@0", ch.cut(queries=slice(2, None), keys=slice(None, None), layers=[0])),
         ("cut", "on>", ch.cut(queries="on", layers=[1], heads=[5])),
         ("boost", "sat=2", ch.boost(keys="sat", by=2, layers=[1], heads=[5])),
         ("boost", "on>sat,on=-1e-1@1", ch.boost(queries="on", keys=["sat", "on"], by=-0.1, layers=[1])),
         ("off", "", ch.off(layers=[1], heads=[5])),
-        ("off", "0.3,0.4", ch.off(layers=[0], heads=[3, 4])),
-        ("off", "0,1", ch.off(layers=[0, 1])),
     ],
 )
 def test_an_option_is_an_edit(kind, text, edit):
     assert edits_from_options([(kind, text)], 1, 5) == [edit]
+
+
+def test_an_option_of_several_places_is_several_edits():
+    edits = [ch.off(layers=[0], heads=[3]), ch.off(layers=[1])]
+    assert edits_from_options([("off", "0.3,1")], None, None) == edits

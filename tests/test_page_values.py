@@ -164,15 +164,13 @@ def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
     with ch.watch(model, causes=True) as unseen:  # and no backward pass
         model(ids)
     assert "g" not in unseen.document().header["runs"][0]["layers"][0]["arrays"]
-    for values in (False, True):
-        with torch.no_grad(), ch.watch(model, values=values) as seen:
-            model(ids)
-        seen.save(tmp_path / "page.html")
-        layer, arrays = layer_of(tmp_path / "page.html")
-        assert layer["values"] == ("float32" if values else None)
-        assert ("v" in arrays) == values
-        with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
-            seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(ids)
+    seen.save(tmp_path / "page.html")
+    layer, arrays = layer_of(tmp_path / "page.html")
+    assert (layer["values"], "v" in arrays) == ("float32", True)
+    with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
+        seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
     cells = [[2, 8, 3]]
     (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
     kept = seen.layer(0)
@@ -195,7 +193,7 @@ def test_a_page_writes_the_output_or_says_how_to_get_the_values(running):
         )
     without = {
         "the page has no values (v)": matrix.to_html(),
-        "save(…, v=v) or watch(…, values=True) adds them": matrix.to_html(),
+        "save(…, v=v) adds them": matrix.to_html(),
         "This head is stored as an image": long.document([long.ShownRun("", [layer])], room=1),
     }
     for words, made in without.items():

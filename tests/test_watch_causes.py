@@ -163,10 +163,6 @@ def test_q_k_and_v_of_one_projection_are_not_copied():
     )
     seen = watched(model, passed | {"use_cache": False}).layer(0)
     assert {x.untyped_storage().data_ptr() for x in (seen.q, seen.k, seen.v)} == set(projected)
-    with ch.watch(model) as without:
-        model(**passed, use_cache=False)
-    kept = without.layer(0)
-    assert sum(x.untyped_storage().nbytes() for x in (kept.q, kept.k)) == kept.q.nbytes + kept.k.nbytes
 
 
 def test_a_model_that_is_dropped_is_freed():
@@ -340,10 +336,6 @@ def test_what_cannot_be_is_refused_by_name():
         ch.watch(model.train(), causes=True),
     ):
         model(**passed)
-    with pytest.raises(RuleError, match="keep is False, and causes=True"), ch.watch(model, causes=True, keep=False):
-        raise AssertionError("the block was entered")
-    with pytest.raises(RuleError, match="causes is 'x'"), ch.watch(model, causes="x"):  # type: ignore[arg-type]
-        raise AssertionError("the block was entered")
     with ch.watch(model.eval()) as seen:
         model(**passed)
     for asking in (seen.cut_effects, seen.contributions, lambda layer: seen.layer(layer).g):
@@ -377,14 +369,9 @@ def test_edges_and_heads_are_those_of_all_layers(name: str):
     assert max(len(line) for text in said for line in text.splitlines()) <= 80
 
 
-def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
-    model, passed = build("t5"), drawn("t5")
-    truth = derivatives(model, passed)
-    seen = watched(model, passed, heads=[3, 1], tokenizer=Letters())
-    assert_derivatives(seen, [g[:, [1, 3]] for g in truth])
-    assert {line.head for line in seen.summary()} == {1, 3}
+def test_edges_have_their_tokens():
+    seen = watched(build("t5"), drawn("t5"), tokenizer=Letters())
     edges = seen.strongest(200)
-    assert {edge.head for edge in edges} == {1, 3}
     for edge, (query, key) in zip(edges, edges.tokens, strict=True):
         local = seen.source_tokens if edge.layer.startswith("encoder") else seen.tokens
         other = seen.tokens if edge.layer.startswith("decoder") and "self" in edge.layer else seen.source_tokens

@@ -296,10 +296,8 @@ def test_negative_layers_count_from_the_end():
     ("wrong", "error", "said"),
     [
         ({"layers": [1.5]}, SelectionError, "layers holds 1.5"),
-        ({"heads": 5}, SelectionError, "heads is 5"),
         *(({"top": top}, ClearheadError, "top") for top in (0, "x")),
         ({"tokenizer": "x"}, DtypeError, "tokenizer is a str"),
-        ({"keep": "x"}, RuleError, "keep is 'x'"),
         ({"entropy": "x"}, RuleError, "entropy is 'x'"),
     ],
 )

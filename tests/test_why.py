@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -216,7 +217,7 @@ def test_hiding_in_pytorch_is_what_cutting_its_keys_gives(name):
 
     def number(*edits, first=seen.tokens[0].id):
         read = torch.cat([torch.tensor([[first]]), ids[:, 1:]], dim=1)
-        with torch.inference_mode(), ch.change(inner, [ch.scaled(1.0), *edits]):
+        with torch.inference_mode(), ch.change(inner, edits) if edits else nullcontext():
             logits = inner(read, use_cache=False).logits[0, -1].double()
         rest = torch.cat([logits[: seen.rivals.token.id], logits[seen.rivals.token.id + 1 :]])
         return float(logits[seen.rivals.token.id] - rest.logsumexp(0))

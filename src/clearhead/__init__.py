@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import cut as cut
     from clearhead.changing.edits import like as like
     from clearhead.changing.edits import off as off
-    from clearhead.changing.edits import scaled as scaled
-    from clearhead.changing.edits import tempered as tempered
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
     from clearhead.engines.threads import get_num_threads as get_num_threads
@@ -55,10 +53,8 @@ _HOMES = {
     "off": "changing.edits",
     "plan": "ops.attention",
     "rollout": "ops.rollout",
-    "scaled": "changing.edits",
     "set_num_threads": "engines.threads",
     "shapes": "textbook.shapes",
-    "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace",
     "watch": "watching.watch",

@@ -1,5 +1,5 @@
 """Changing what a model attends to: edits as plain values, and their arithmetic in one call of attention.
 
 edits       ch.change and the edits; edits_text: as the command line's options
-applying    one attention call, edited, and otherrun: with another run's arrays; NumPy and PyTorch alike
+applying    one attention call, edited; NumPy and PyTorch alike
 """

@@ -1,20 +1,22 @@
 """`ch.change`, and the edits that it takes: plain values that can be printed and compared."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from clearhead.core.effects import Rest, read_rest
-from clearhead.core.rule_values import check_size, is_whole, listed, read_members, read_number
-from clearhead.errors import DtypeError, RuleError, SelectionError, expected, shown
+from clearhead.core.rule_values import check_size, is_whole, read_members, read_number
+from clearhead.errors import DtypeError, RuleError, SelectionError, expected
 from clearhead.loading import load
-from clearhead.watching.naming import HEADS, LAYERS, read_heads
+from clearhead.watching.naming import LAYERS
 from clearhead.watching.places import Places, read_places
 
-Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
+_HEADS = (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,18 +24,17 @@ class Edit:
     """An edit: its kind, which is the name of the function that makes it, where it acts, and what that was given.
 
     queries, keys   of cut and boost; rest is of cut, None for "renormalise"
-    by              of boost and scaled; t is of tempered, to of off
+    by              of boost; to is of off
     seen            of like: another run
     """
 
     kind: str
     layers: tuple[int | str, ...] | None = None
-    heads: Heads = None
+    heads: tuple[int, ...] | None = None
     queries: Places = None
     keys: Places = None
     rest: Rest | None = None
     by: Any = None
-    t: Any = None
     to: str | None = None
     seen: Any = None
 
@@ -50,32 +51,15 @@ class Edit:
     def __hash__(self) -> int:
         return hash((self.kind, repr([value for name, value in self.arguments().items() if name != "seen"])))
 
-    def named_layers(self) -> tuple[int | str, ...]:
-        """The layers that it names; () where it names none."""
-        return tuple(self.heads) if isinstance(self.heads, dict) else self.layers or ()
-
-    def heads_by_layers(self) -> list[tuple[tuple[int | str, ...], tuple[int, ...]]]:
-        """The heads that it names, each time with the layers that these are of; () is all layers."""
-        if isinstance(self.heads, dict):
-            return [((layer,), heads) for layer, heads in self.heads.items()]
-        return [] if self.heads is None else [(self.layers or (), self.heads)]
-
     def acts_in(self, name: str, choices: Collection[str]) -> bool:
         """Does it act in the layer of this name, which all of `choices` choose?"""
-        named = self.named_layers()
-        if not named:  # all that another run has
+        if self.layers is None:  # all that another run has
             return self.seen is None or name in self.seen.parts
-        return any(str(layer) == name or str(layer) in choices for layer in named)
+        return any(str(layer) == name or str(layer) in choices for layer in self.layers)
 
-    def may_act(self, layers: Collection[int | str], choices: Collection[str]) -> bool:
-        """May one of these layers, () is all, be one that `choices` choose? "0#2" is a call of layer 0."""
-        return not layers or any(str(layer).partition("#")[0] in choices for layer in layers)
-
-    def heads_in(self, choices: Collection[str]) -> tuple[int, ...] | None:
-        """Its heads in the layer that `choices` choose; None is all."""
-        if not isinstance(self.heads, dict):
-            return self.heads
-        return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
+    def may_act(self, choices: Collection[str]) -> bool:
+        """May it act in a layer that `choices` choose? "0#2" is a call of layer 0."""
+        return self.layers is None or any(str(layer).partition("#")[0] in choices for layer in self.layers)
 
 
 def cut(
@@ -84,11 +68,11 @@ def cut(
     """These queries no longer see these keys; their weights go to the other keys they see.
 
     queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word, a
-              list of these, or one True or False for each token. A slice without a stop goes on into what is generated
+              list of these. A slice without a stop goes on into what is generated
     keys      the same for keys; queries or keys must be given. A row without any key left has output 0
     layers    the layers' numbers or names, as `seen.layers` of ch.watch lists them; negative ones count from the end of
               their stack; None is all
-    heads     a list of heads, or a dictionary of layer to such a list; None is all
+    heads     a list of heads of these layers; None is all
     rest      "renormalise": the other weights grow in proportion. "first": they stay, and what the keys had goes to the
               first token, where idle heads rest, or to a learned sink: -∞ added to the keys' logits, and
               ln(1 + Σ a_j/a_0) to that of the first token (itself never cut). With a sink of weight s,
@@ -130,24 +114,6 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
     return _made("boost", layers, heads, queries=queries, keys=keys, by=_number("by", by))
 
 
-def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Edit:
-    """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
-
-    t               a number above 0; the heads of a layer with a softcap have one t
-    layers, heads   as in `cut`
-
-    Returns the edit, for `ch.change`. Raises RuleError for another value of t, and what `cut` raises.
-
-    >>> import clearhead as ch
-    >>> ch.tempered(1.5, heads={0: [3], 1: [0, 2]})
-    tempered(1.5, heads={0: [3], 1: [0, 2]})
-    """
-    number = _number("t", t)
-    if number <= 0:
-        raise RuleError(f"t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.")
-    return _made("tempered", layers, heads, t=number)
-
-
 def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
     """A head's output becomes 0, or its mean.
 
@@ -165,28 +131,14 @@ def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
     return _made("off", layers, heads, to=to)
 
 
-def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Edit:
-    """A head's output times a number.
-
-    by              any finite number
-    layers, heads   as in `cut`
-
-    Returns the edit, for `ch.change`. Raises RuleError for another value of `by`, and what `cut` raises.
-
-    >>> import clearhead as ch
-    >>> ch.scaled(0.5, heads=[2])
-    scaled(0.5, heads=[2])
-    """
-    return _made("scaled", layers, heads, by=_number("by", by))
-
-
 def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
     """The weights of another run, on this run's values.
 
-    seen            what ch.watch gave of that run. It must have queries and keys, the same batch, lengths and padding
+    seen            what ch.watch gave of that run: of the same batch and lengths
     layers, heads   as in `cut`; None is all that `seen` has
 
-    The weights come from the other run's q, k and rules: O(tokens) memory. They have no derivative; values have one.
+    The weights come from the other run's q, k and rules: O(tokens) memory, and the time of another attention. They have
+    no derivative; values have one.
     Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
 
     >>> import torch, transformers, clearhead as ch
@@ -202,24 +154,17 @@ def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
     return _made("like", layers, heads, seen=seen)
 
 
-MAKERS: dict[str, Callable[..., Edit]] = {made.__name__: made for made in (cut, boost, tempered, off, scaled, like)}
+MAKERS: dict[str, Callable[..., Edit]] = {made.__name__: made for made in (cut, boost, off, like)}
 
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
     """One edit or several, as a tuple. Raises DtypeError for anything else, RuleError where there is none."""
     edits = (value,) if isinstance(value, Edit) else value
-    try:
-        if isinstance(edits, (str, bytes, Mapping)) or hasattr(edits, "ndim"):
-            raise TypeError
-        members = tuple(listed(edits))
-    except TypeError:
-        raise DtypeError(expected("edits", value, "an edit, or a list of edits"), "[ch.cut(keys=3)]") from None
-    for edit in members:
-        if not isinstance(edit, Edit):
-            raise DtypeError(f"edits holds {shown(edit)}: expected edits.", "[ch.cut(keys=3)]")
-    if not members:
+    if not isinstance(edits, (list, tuple)) or not all(isinstance(edit, Edit) for edit in edits):
+        raise DtypeError(expected("edits", value, "an edit, or a list of edits"), "[ch.cut(keys=3)]")
+    if not edits:
         raise RuleError("edits is empty: nothing would change.", "[ch.cut(keys=3)]")
-    return members
+    return tuple(edits)
 
 
 @contextmanager
@@ -228,25 +173,26 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
 
     model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU. A decoder in NumPy runs by
                `model.run(text)`, and does nothing else inside the block
-    edits      an edit or a list of edits: ch.cut, ch.boost, ch.tempered, ch.off, ch.scaled, ch.like
+    edits      an edit or a list of edits: ch.cut, ch.boost, ch.off, ch.like
     tokenizer  finds the words that edits name; anything with decode(list of ids)
 
-    Edits of logits (cut, boost, tempered, like) act in the order given, then off and scaled.
+    Edits of logits (cut, boost) act in the order given, then those of outputs (off, like). A head with another run's
+    weights takes no other edit of them.
     Positions and words refer to the text that the model is given first: (batch, tokens) as they are, padding included;
     in cross-attention queries are the decoder's and keys the encoder's. Whatever a model then generates with its cache
     follows, and a slice without a stop reaches into it. Each forward pass that begins a text anew is a text of its own.
 
     Together with `ch.watch`, around it or inside, the changed attention is seen: its weights, statistics and rules
-    (`spans`, `scale`); with `like` the other run's weights. Gradients go through the edited attention; where layers are
-    checkpointed, call backward inside the block. Compiled models run uncompiled inside the block.
+    (`spans`); of a layer with `like` nothing is, since the other run has its weights. Gradients go through the edited
+    attention; where layers are checkpointed, call backward inside the block. Compiled models run uncompiled inside the
+    block.
 
     Raises, before the model runs: SelectionError for a layer or head that there is not; RuleError for another run
     without what is needed, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError
     for what is no edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the
     first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times.
-    In its layer: ShapeError for another run of other lengths, RuleError for one with other padding. When the block
-    ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it does not
-    go through the interface.
+    In its layer: ShapeError for another run of other lengths. When the block ends: RuleError for an edit that never
+    acted, and a UserWarning for attention that was not changed since it does not go through the interface.
 
     Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
     for each layer. Layers that no edit names run as before.
@@ -271,8 +217,6 @@ def _as_code(value: Any) -> str:
     """A field as its function takes it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_as_code, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_as_code(x)}' for name, x in value.items())}}}"
     if isinstance(value, slice):
         sides = [value.start, value.stop, *([] if value.step is None else [value.step])]
         return f"slice({', '.join(map(repr, sides))})"
@@ -283,7 +227,12 @@ def _as_code(value: Any) -> str:
 
 def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
     what |= {name: read_places(name, what[name]) for name in ("queries", "keys") if name in what}
-    return Edit(kind=kind, **what, **_where(layers, heads))
+    chosen = None if layers is None else tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
+    some = None if heads is None else sorted(set(read_members("heads", heads, *_HEADS)))
+    if some and some[0] < 0:
+        raise SelectionError(f"heads holds {some[0]}: expected {_HEADS[1]}.", _HEADS[2])
+    named = {"layers": _some("layers", chosen), "heads": _some("heads", some and tuple(map(int, some)))}
+    return Edit(kind=kind, **named, **what)
 
 
 def _number(name: str, value: Any) -> float:
@@ -292,19 +241,6 @@ def _number(name: str, value: Any) -> float:
     number = read_number(name, value, 0.0)
     check_size(name, number)
     return number
-
-
-def _where(layers: Any, heads: Any) -> dict[str, Any]:
-    """The layers and heads of an edit in their one form."""
-    if isinstance(heads, Mapping):
-        if layers is not None:
-            raise SelectionError("heads is a dictionary of layers, and layers are given as well.", "give one of both.")
-        named = read_members("heads", tuple(heads), *LAYERS)
-        pairs = zip(named, heads.values(), strict=True)
-        by_layer = {_plain(layer): _head_list(f"heads[{layer!r}]", some) for layer, some in pairs}
-        return {"layers": None, "heads": _some("heads", by_layer)}
-    chosen = None if layers is None else tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
-    return {"layers": _some("layers", chosen), "heads": None if heads is None else _head_list("heads", heads)}
 
 
 def _some(name: str, members: Any) -> Any:
@@ -317,7 +253,3 @@ def _some(name: str, members: Any) -> Any:
 def _plain(layer: Any) -> int | str:
     """A layer's number or name; the name "3" is the number 3."""
     return int(layer) if is_whole(layer) or re.fullmatch(r"-?[0-9]+", layer) else str(layer)
-
-
-def _head_list(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(_some(name, read_heads(name, value, f"{HEADS[1]}, or a dictionary of layer to such a list")))

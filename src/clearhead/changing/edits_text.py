@@ -30,21 +30,23 @@ def edits_from_options(
     ... # doctest: +NORMALIZE_WHITESPACE
     [cut(queries='on', keys='sat', layers=[0], heads=[3]),
      boost(keys=['sat', slice(0, 2)], by=2.0),
-     off(to='zero', heads={0: [3], 1: [2]})]
+     off(to='zero', layers=[0], heads=[3]),
+     off(to='zero', layers=[1], heads=[2])]
     """
-    return [_edit(kind, text, layer, head, rest) for kind, text in options]
+    return [edit for kind, text in options for edit in _edits(kind, text, layer, head, rest)]
 
 
-def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest) -> Edit:
-    everywhere = {"layers": None if layer is None else [layer], "heads": None if head is None else [head]}
+def _edits(kind: str, text: str, layer: int | None, head: int | None, rest: Rest) -> list[Edit]:
+    """What one option says: an edit for each place that it names."""
+    places = [_at(layer, head)]
     try:
         if kind == "off":
-            where = _where(kind, text) if text.strip() else everywhere
-            if where == {"layers": None, "heads": None}:
+            places = _where(kind, text) if text.strip() else places
+            if places == [{"layers": None, "heads": None}]:
                 raise RuleError("it names no layer and no head: every head would be off.")
-            return off(**where)
-        what, sign, place = text.rpartition("@")
-        where = _where(kind, place) if sign else everywhere
+            return [off(**place) for place in places]
+        what, sign, where = text.rpartition("@")
+        places = _where(kind, where) if sign else places
         what = what if sign else text
         if kind == "boost":
             what, _, number = what.rpartition("=")
@@ -53,11 +55,11 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None, rest: Rest)
             except ValueError:
                 raise _form("boost") from None
             queries, _, keys = what.rpartition(">")
-            return boost(queries=_places(queries), keys=_places(keys), by=by, **where)
+            return [boost(queries=_places(queries), keys=_places(keys), by=by, **place) for place in places]
         queries, sign, keys = what.partition(">")
         if not sign:
             raise _form(kind)
-        return cut(queries=_places(queries), keys=_places(keys), rest=rest, **where)
+        return [cut(queries=_places(queries), keys=_places(keys), rest=rest, **place) for place in places]
     except ClearheadError as error:
         raise type(error)(f"--{kind} {shown(text)}: {error.what}", _HINT[kind]) from None
 
@@ -78,16 +80,14 @@ def _places(text: str) -> Any:
     return None if not places else places[0] if len(places) == 1 else places
 
 
-def _where(kind: str, text: str) -> dict[str, Any]:
+def _where(kind: str, text: str) -> list[dict[str, Any]]:
     """Layers and heads from 0 (a layer), 0.3 (a head of it) or .3 (a head of every layer), with commas between them."""
     matches = [_WHERE.fullmatch(part.strip()) for part in text.split(",")]
-    pairs = [match.groups() for match in matches if match is not None and match[0]]
-    layered, headed = ([pair[side] not in (None, "") for pair in pairs] for side in (0, 1))
-    if len(pairs) < len(matches) or len(set(layered)) > 1 or len(set(headed)) > 1 or len(text) > 200:
+    if not all(match is not None and match[0] for match in matches):
         raise _form(kind) if kind == "off" else RuleError("expected LAYER.HEAD after @.")
-    layers = list(dict.fromkeys(int(layer) for layer, _ in pairs if layer))
-    heads = list(dict.fromkeys(int(head) for _, head in pairs if head))
-    if not all(layered) or not all(headed) or len(layers) == 1:
-        return {"layers": layers or None, "heads": heads or None}
-    by_layer = {layer: [int(head) for number, head in pairs if int(number) == layer] for layer in layers}
-    return {"layers": None, "heads": by_layer}
+    return [_at(match[1], match[2]) for match in matches if match is not None]
+
+
+def _at(layer: int | str | None, head: int | str | None) -> dict[str, Any]:
+    numbers = {"layers": layer, "heads": head}
+    return {name: None if number in (None, "") else [int(number)] for name, number in numbers.items()}

@@ -159,7 +159,7 @@ def _known(
         (batch, _, n, m), (row, col) = mask.sizes, mask.start
         known, sizes = (asked, None), (query.shape[0], query.shape[2], key.shape[2])
         if (batch, n, m) == sizes and not mask.has_room and HARMLESS.issuperset(more):
-            rules = mask.pattern.rules(range(row, row + n), range(col, col + m - mask.pattern.others))
+            rules = mask.pattern.rules(range(row, row + n), range(col, col + m))
             known = asked, {"scale": scale, "softcap": softcap, **rules}
         mask.known = known
     return known[1] if mask.untouched else None

@@ -22,12 +22,12 @@ from clearhead.torch import dropped
 class AttentionCall(EditedCall):
     """One call that a model makes: an EditedCall, with the mask's pattern and the positions in the sequence.
 
-    In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
+    In merged attention the last `pattern.others` keys are an encoder's.
     """
 
     pattern: MaskPattern
     queries: range  # positions in the sequence
-    keys: range  # those of the sequence
+    keys: range
     edits: tuple[Any, ...] = ()  # those of ch.change that act in this layer
 
     @property
@@ -80,13 +80,12 @@ def read(
     else:
         pattern = from_tensor(mask, causal=causal and n > 1)
         row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
-    m -= pattern.others
     if pattern.causal and col + m > row + n:  # a static cache: the positions behind the queries are not used yet
         used = row + n - col
         key, value = (_without(x, used, m, 2) for x in (key, value))
         bias, m = None if bias is None else _without(bias, used, m, -1), used
     if bias is not None:
-        bias = bias[..., : m + pattern.others]
+        bias = bias[..., :m]
         pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
     queries, keys = range(row, row + n), range(col, col + m)
     rules = scores | pattern.rules(queries, keys)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from clearhead.changing import otherrun
-from clearhead.changing.applying import acting_in, acts, check_layers, check_places, edited
+from clearhead.changing.applying import acts, check_layers, check_places, edited
 from clearhead.changing.edits import Edit, cut
 from clearhead.errors import DtypeError, RuleError, shown
 from clearhead.hf import attending
@@ -49,7 +48,7 @@ class _Changing(Passes):
         # The latest text of each stack of layers, and what it is there: the text, the pass it began in, and the
         # positions of its latest queries. A text begins with its first token, or where the block begins.
         self._known: dict[tuple[str, str], tuple[Text, int, range]] = {}
-        self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
+        self.acting: dict[LayerCall, list[Edit]] = {}
         self.acted: set[int] = set()  # ids of edits
         attending = [(module, path) for module, path in self.paths.items() if mixes_tokens(module)]
         self.modules = {  # each with all that may choose its layer
@@ -58,7 +57,7 @@ class _Changing(Passes):
         self.checked: set[tuple[Text, Text]] = set()
 
     def check(self) -> None:
-        """Raise SelectionError for a layer or head that the model has not, RuleError for a run without its arrays."""
+        """Raise SelectionError for a layer or head that the model has not, RuleError for a run that saw nothing."""
         layers = []  # each with the most heads that its module or its configuration speaks of, 0 where neither does
         for module, choices in self.modules.items():
             spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
@@ -67,13 +66,10 @@ class _Changing(Passes):
         numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
         check_layers(self.edits, layers, self.name, hint)
-        for edit in self.edits:
-            if edit.seen is not None:
-                otherrun.check_kept(edit, self.modules.values())
 
     def layer_of(self, module: Any) -> LayerCall:
         """Count and name a call of this attention module. Raises RuleError where which call it is decides."""
-        if in_backward() and any("#" in str(name) for edit in self.edits for name in edit.named_layers()):
+        if in_backward() and any("#" in str(name) for edit in self.edits for name in edit.layers or ()):
             raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
         return super().layer_of(module)
 
@@ -84,7 +80,7 @@ class _Changing(Passes):
         text, key_text = self._texts_of(layer.path, call.queries, call.keys)
         self._check_places(layer, text, key_text)
         if layer not in self.acting:
-            self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
+            self.acting[layer] = [edit for edit in self.edits if edit.acts_in(layer.name, layer.choices)]
         acting = self.acting[layer]
         if not acting:
             return call
@@ -92,14 +88,13 @@ class _Changing(Passes):
             raise RuleError(
                 "merged attention has an encoder's keys behind the sequence's own, and no edit names those."
             )
-        off = not layer.cross and any(edit.kind == "off" for edit, _ in acting)
+        off = not layer.cross and any(edit.kind == "off" for edit in acting)
         there = call.pattern.real(call.queries, call.keys) if off else None
         real = None if there is None else there.cpu().numpy()
         place = Place(layer.name, call.queries, call.keys, text, key_text, real)
         result = edited(call, acting, place)
-        waiting = [(edit, heads) for edit, heads in acting if id(edit) not in self.acted]
-        shape = (*call.q.shape[:3], call.k.shape[2])
-        self.acted |= {id(edit) for edit, heads in waiting if acts(edit, heads, shape, call.rules, place)}
+        waiting, shape = [edit for edit in acting if id(edit) not in self.acted], (*call.q.shape[:3], call.k.shape[2])
+        self.acted |= {id(edit) for edit in waiting if acts(edit, shape, call.rules, place)}
         return replace(result, edits=self.edits)
 
     def _check_places(self, layer: LayerCall, queries: Text, keys: Text) -> None:
@@ -110,7 +105,7 @@ class _Changing(Passes):
         kinds = {module: ModulePath.of(path)._replace(numbers=()) for module, path in self.paths.items()}
         alike = [choices for module, choices in self.modules.items() if kinds[module] == kinds[layer.module]]
         for edit in self.edits:
-            if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
+            if any(edit.may_act(choices) for choices in alike):
                 check_places(edit, queries, keys)
 
     def begin_pass(self, named: Mapping[str, Any]) -> None:  # noqa: ARG002
@@ -171,7 +166,7 @@ class _Changing(Passes):
         if idle and not self.entered:
             raise RuleError(f"{idle[0]} never acted: {self.name} did not run inside the block.")
         if idle:
-            ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit, _ in acting)]
+            ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit in acting)]
             if ran:
                 raise RuleError(
                     f"{idle[0]} never acted: none of its queries came with a key that it sees.",

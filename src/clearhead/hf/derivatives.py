@@ -22,7 +22,6 @@ class LayerDerivative:
     """g of one layer: that of its calls, one after the other along the queries. Calling it gives the tensor."""
 
     name: str
-    heads: list[int] | None  # those that are kept; None is all
     arrivals: Arrivals
     zeros: list[Tensor] = field(default_factory=list)  # of each call (batch, heads, queries, d_v), one number in memory
     brought: dict[int, Tensor] = field(default_factory=dict)  # by call: the derivative by its output, added up
@@ -35,9 +34,7 @@ class LayerDerivative:
         the graph's, and the graph is not kept. It has an input of its own, so that there is a graph where the model's
         parameters are frozen. Where no graph is recorded, the output is as it was.
         """
-        batch, count, *rest = output.shape
-        count = count if self.heads is None else len(self.heads)
-        self.zeros.append(output.detach().new_zeros(()).expand(batch, count, *rest))
+        self.zeros.append(output.detach().new_zeros(()).expand(output.shape))
         if not torch.is_grad_enabled():
             self.graphless = True
             return output
@@ -47,8 +44,7 @@ class LayerDerivative:
 
     def add(self, call: int, g: Tensor, *, chosen: bool) -> None:
         """Add what a backward pass brought."""
-        g = g.detach() if self.heads is None else g.detach()[:, self.heads]
-        self.brought[call] = self.brought[call] + g if call in self.brought else g
+        self.brought[call] = self.brought[call] + g.detach() if call in self.brought else g.detach()
         self.arrivals |= {"some", "chosen"} if chosen else {"some"}
 
     def __call__(self) -> Tensor:

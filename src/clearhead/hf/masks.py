@@ -37,22 +37,19 @@ class MaskPattern:
     bias: Tensor | None = None  # the same, added to the scores
     note: str = ""  # why it is dense
     make: Callable[[], Tensor] | None = None  # the whole mask, True = may attend
-    beside: Tensor | None = None  # (batch, 1, queries, other keys): the same for keys behind the sequence's own
+    others: int = 0  # in merged attention: so many keys, the last ones, are an encoder's
 
     def rules(self, queries: range, keys: range) -> RuleDict:
         """The rules of attention for queries and keys at these positions of the sequence."""
         rules: RuleDict = {}
-        if self.beside is not None:  # causal would forbid the keys behind, a window as well
-            rules["mask"] = self.full(queries, keys)
-        else:
-            if self.causal:
-                rules["causal"] = True
-            if self.left is not None or self.right is not None:
-                rules["window"] = (self.left, self.right)
-            rules |= self._segments(queries, keys)
-            rules |= _padding_rules(self.padding, keys)
-            if self.dense is not None:
-                rules["mask"] = self.dense if "mask" not in rules else rules["mask"] & self.dense
+        if self.causal:
+            rules["causal"] = True
+        if self.left is not None or self.right is not None:
+            rules["window"] = (self.left, self.right)
+        rules |= self._segments(queries, keys)
+        rules |= _padding_rules(self.padding, keys)
+        if self.dense is not None:
+            rules["mask"] = self.dense if "mask" not in rules else rules["mask"] & self.dense
         offset = queries.start - keys.start
         if offset or "causal" in rules or "window" in rules:
             rules["query_offset"] = offset
@@ -103,10 +100,6 @@ class MaskPattern:
 
     def full(self, queries: range, keys: range) -> Tensor | None:
         """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
-        if self.beside is not None:
-            plain = replace(self, beside=None).full(queries, keys)
-            assert plain is not None
-            return torch.cat([plain, self.beside], -1)
         if self.dense is not None:
             return self.dense
         if self.make is not None:
@@ -115,11 +108,6 @@ class MaskPattern:
             return None
         rows, columns = (torch.arange(side.start, side.stop) for side in (queries, keys))
         return (columns <= rows[:, None])[None, None]
-
-    @property
-    def others(self) -> int:
-        """How many other keys follow the sequence's own: in merged attention an encoder's."""
-        return 0 if self.beside is None else self.beside.shape[-1]
 
     @property
     def segmented(self) -> bool:
@@ -185,19 +173,15 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
     if more or (dim if axis is None else axis) not in (-1, 3) or len(tensors) != 2:
         return None
     first, other = tensors
-    if not isinstance(first, RuledMask) or not first.untouched or first.pattern.beside is not None:
+    if not isinstance(first, RuledMask) or not first.pattern.causal:
         return None
-    if not first.pattern.causal or first.shape[:3] != other.shape[:3] or first.dtype != other.dtype:
+    if first.shape[:3] != other.shape[:3] or first.dtype != other.dtype:
         return None
-    pattern = other.meaning() if isinstance(other, RuledMask) else from_tensor(other, causal=False)
-    if pattern.causal or pattern.beside is not None or pattern.bias is not None:
-        return None
-    (row, col), (n, m) = (other.start if isinstance(other, RuledMask) else (0, 0)), other.shape[2:]
-    beside = pattern.full(range(row, row + n), range(col, col + m))
+    whole, m = torch.cat([_additive(first), _additive(other)], -1), other.shape[3]
+    pattern = from_tensor(whole, causal=False)
     note = f"merged attention: the last {m} keys are not the sequence's own, and the mask is kept in full."
-    shape = (*first.shape[:3], first.shape[3] + m)
-    looks = torch.zeros(1, dtype=first.dtype, device=first.device).expand(shape)
-    return _ruled(looks, replace(first.pattern, beside=beside, note=note), first.start)
+    looks = torch.zeros(1, dtype=first.dtype, device=first.device).expand(whole.shape)
+    return _ruled(looks, replace(pattern, others=m, note=note, make=lambda: whole == 0), first.start)
 
 
 def _ruled(looks: Tensor, pattern: MaskPattern, start: tuple[int, int]) -> RuledMask:
@@ -212,7 +196,7 @@ def _additive(value: Any) -> Any:
     if isinstance(value, RuledMask):
         if value.whole is None:
             (row, col), (n, m) = value.start, value.shape[2:]
-            allowed = value.pattern.full(range(row, row + n), range(col, col + m - value.pattern.others))
+            allowed = value.pattern.full(range(row, row + n), range(col, col + m))
             assert allowed is not None
             least = torch.finfo(value.dtype).min
             value.whole = torch.where(allowed, torch.zeros((), dtype=value.dtype, device=allowed.device), least)

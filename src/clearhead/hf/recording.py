@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.core.axes import group_size
-from clearhead.errors import RuleError, SelectionError
+from clearhead.changing.applying import OTHER_RUN
+from clearhead.errors import RuleError
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.derivatives import LayerDerivative
 from clearhead.hf.masks import MaskPattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
-from clearhead.ops.span_terms import combined, for_heads, joined
+from clearhead.ops.span_terms import combined, joined
 from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.watch import Wish
@@ -32,7 +32,6 @@ class Recording:
     calls: list[AttentionCall] = field(default_factory=list)
     seen: Observation | None = None  # of the only call
     last_key: Tensor | None = None
-    others: dict[str, Tensor] = field(default_factory=dict)  # "k" and "v": (batch, kv_heads, other keys, d_k or d_v)
 
     @property
     def path(self) -> str:
@@ -59,17 +58,11 @@ class Recording:
 
     def check(self, call: AttentionCall) -> None:
         """Raise RuleError unless this call continues the sequence of the calls before."""
+        if any(edit.seen is not None and edit.acts_in(self.layer.name, self.layer.choices) for edit in call.edits):
+            raise RuleError(*OTHER_RUN)
         if not self.calls:
-            most = max(self.wish.heads or (), default=0)
-            if most >= call.q.shape[1]:
-                raise SelectionError(
-                    f"heads: there is no head {most} in layer {self.layer.name}, which has {call.q.shape[1]}."
-                )
             return
-        if not self.wish.keep:
-            what = "statistics of several steps are observed in the end, from queries and keys."
-            raise RuleError(what, "keep=True")
-        before, local = self.calls[-1], call.k[:, self._shared(call)]
+        before, local = self.calls[-1], call.k
         follows = call.queries.start == before.queries.stop and call.keys.stop >= before.keys.stop
         if not follows or call.q.shape[0] != before.q.shape[0]:
             raise RuleError(
@@ -84,13 +77,6 @@ class Recording:
             )
         if self.layer.cross and call.keys != before.keys:
             raise RuleError("the keys of cross-attention changed.", AGAIN)
-        local, other = local[:, :, : len(call.keys)], local[:, :, len(call.keys) :]
-        if other.shape[2] != before.pattern.others or not torch.equal(other, self.others.get("k", other)):
-            raise RuleError(
-                "the keys that its merged attention has behind the sequence's own changed: they are another encoder's "
-                "output, or the model adds to them as it goes on.",
-                "watch one forward pass with use_cache=False: its matrix has every query.",
-            )
         first = self.calls[0].k  # as in cross-attention, if the keys are the same
         added = self.layer.cross or call.keys.stop > before.keys.stop
         if not added and (first.shape != local.shape or not torch.allclose(first, local)):
@@ -103,29 +89,16 @@ class Recording:
         if place >= 0 and self.last_key is not None and not torch.equal(local[:, :, place], self.last_key):
             raise RuleError(
                 "keys that were seen are other keys now: the cache was reordered, as beam search does, or written "
-                "over, or the model puts other keys behind those of its cache.",
-                "generate with num_beams=1; watch one sequence in a block.",
+                "over, or the model puts an encoder's keys behind those of its cache.",
+                "generate with num_beams=1; watch one sequence, or one forward pass with use_cache=False, in a block.",
             )
-
-    def _shared(self, call: AttentionCall) -> Any:
-        """The key heads of the heads that are kept, as an index."""
-        if self.wish.heads is None:
-            return slice(None)
-        return [head // group_size(call.q.shape[1], call.k.shape[1]) for head in self.wish.heads]
 
     def add(self, call: AttentionCall, seen: Observation | None) -> None:
         """Keep this call's queries, the keys that the calls before did not have, and its observation."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
         new = slice(max(known - call.keys.start, 0), len(call.keys))
-        sides: dict[str, Tensor] = {"k": call.k} if self.wish.keep else {}
-        sides |= {"v": call.v} if self.wish.values else {}
-        shared = self._shared(call)
-        arrays = {name: x[:, shared, new] for name, x in sides.items()}
-        if self.wish.keep:
-            arrays["q"] = call.q if self.wish.heads is None else call.q[:, self.wish.heads]
-        if call.pattern.others and not self.calls:
-            self.others = {name: _kept_copy(x[:, shared, len(call.keys) :]) for name, x in sides.items()}
-        if len(call.keys[new]) and self.wish.keep:
+        arrays = {"q": call.q, "k": call.k[:, :, new], "v": call.v[:, :, new]}
+        if len(call.keys[new]):
             self.last_key = arrays["k"][:, :, -1].detach().clone()
         used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
         for x in arrays.values():
@@ -136,9 +109,8 @@ class Recording:
         rules = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = call.rules.get("bias")
         pattern = replace(call.pattern, bias=None if bias is None else bias.detach())
-        rest = {"rules": rules, "terms": terms, "pattern": pattern, "afterwards": ()}
-        self.calls.append(replace(call, **{"q": None, "k": None, "v": None} | kept | rest))
-        self.seen = seen if seen is None or self.wish.heads is None else seen.heads(self.wish.heads)
+        self.calls.append(replace(call, **kept, rules=rules, terms=terms, pattern=pattern, afterwards=()))
+        self.seen = seen
 
     def finished(self) -> Layer:
         """All calls so far, as one layer."""
@@ -146,28 +118,22 @@ class Recording:
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
         pattern = self._pattern(queries, keys)
         rules = self._rules(pattern, queries, keys)
-        q, k, v = map(self._joined, "qkv")
+        pieces = ([getattr(call, side) for call in self.calls] for side in "qkv")
+        q, k, v = (parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in pieces)
         seen = self.seen or AttentionMatrix(q, k, **rules).observe(**self.wish.statistics)
         real = None if self.layer.cross else pattern.real(queries, keys)
         padding = None if real is None else ~real
-        heads = range(seen.log_sum.shape[1]) if self.wish.heads is None else self.wish.heads
         return Layer(
-            self.layer.name, self.layer.path, tuple(heads), seen, rules, q, k, v, self.layer.number, self.layer.cross,
-            padding, pattern.note, first.pattern.others, self.derivative,
+            self.layer.name, self.layer.path, seen, rules, q, k, v, self.layer.number, self.layer.cross, padding,
+            pattern.note, first.pattern.others, self.derivative,
         )  # fmt: skip
-
-    def _joined(self, side: str) -> Tensor | None:
-        """q, k or v of all calls, other keys behind the sequence's own; None for what is not kept."""
-        pieces = [getattr(call, side) for call in self.calls]
-        pieces += [self.others[side]] if side in self.others else []
-        return None if pieces[0] is None else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
     def _rules(self, pattern: MaskPattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].rules | pattern.rules(queries, keys)
         spans = combined(joined([call.terms for call in self.calls]))
         if spans is not None:
             rules["spans"] = spans
-        return rules if self.wish.heads is None else for_heads(rules, self.wish.heads)
+        return rules
 
     def _pattern(self, queries: range, keys: range) -> MaskPattern:
         """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""
@@ -180,13 +146,12 @@ class Recording:
         dropped_keys = any(
             call.keys.start > call.pattern.first_visible(call.queries.start, keys.start) for call in self.calls
         )
-        if all(p.dense is None and p.beside is None for p in patterns) and not dropped_keys:
+        if all(p.dense is None for p in patterns) and not dropped_keys:
             return replace(patterns[-1], bias=bias)
         blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
         dense = self._whole(blocks, queries, keys, True, False)
         note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
-        padding = None if patterns[0].others else patterns[-1].padding  # which is in the mask already
-        return MaskPattern(dense=dense, bias=bias, padding=padding, note=note)
+        return MaskPattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
 
     def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
         """The blocks of all calls, (batch or 1, heads or 1, queries, keys) each, as one tensor.
@@ -195,14 +160,11 @@ class Recording:
         """
         there = [block for block in blocks if block is not None]
         lead = [max(block.shape[axis] for block in there) for axis in (0, 1)]
-        others = self.calls[0].pattern.others
-        whole = torch.full((*lead, len(queries), len(keys) + others), rest, dtype=there[0].dtype)
+        whole = torch.full((*lead, len(queries), len(keys)), rest, dtype=there[0].dtype)
         for block, call in zip(blocks, self.calls, strict=True):
             row, col = call.queries.start - queries.start, call.keys.start - keys.start
-            rows = whole[:, :, row : row + len(call.queries)]
-            for side, start in ((slice(col, col + len(call.keys)), 0), (slice(len(keys), None), len(call.keys))):
-                part = rows[..., side]
-                part[:] = without if block is None else block[..., start : start + part.shape[-1]]
+            part = whole[:, :, row : row + len(call.queries), col : col + len(call.keys)]
+            part[:] = without if block is None else block
         return whole
 
 

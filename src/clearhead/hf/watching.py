@@ -98,7 +98,7 @@ class _Watching(Passes):
             self.chosen |= chosen
             if not chosen:
                 return None
-        derivative = None if self.arrivals is None else LayerDerivative(call.name, self.wish.heads, self.arrivals)
+        derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
         return Recording(call, self.wish, derivative)
 
     def take_tokens(self, ids: Any, source: Any) -> None:

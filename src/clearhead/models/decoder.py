@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from clearhead.changing.applying import EditedCall, Heads, acting_in, acts, edited
+from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import ACTIVATIONS, CACHED, Angles, Config, norm_back, normed, turned
@@ -136,7 +136,6 @@ class Decoder:
         if acting := acting_edits(edits, number, self.config.layers) if edits else []:
             call = edited_call(q, k, v, rules, acting, number)
             heads, rules = call.output()[0], call.whole_rules()
-            q, k, v = call.q[0], call.k[0], call.v[0]  # of `like`, another run's
         else:
             heads = attention(q, k, v, **rules)
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
@@ -246,14 +245,12 @@ def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each:
 # ── edits of attention in one layer ──
 
 
-def acting_edits(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, Heads]]:
-    """The edits of one layer of so many, each with its heads; None is all."""
-    return acting_in(edits, str(layer), choices(layer, layers))
+def acting_edits(edits: Sequence[Edit], layer: int, layers: int) -> list[Edit]:
+    """The edits of one layer of so many."""
+    return [edit for edit in edits if edit.acts_in(str(layer), choices(layer, layers))]
 
 
-def edited_call(
-    q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[tuple[Edit, Heads]], layer: int
-) -> EditedCall:
+def edited_call(q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[Edit], layer: int) -> EditedCall:
     """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
     return edited(EditedCall(q[None], k[None], v[None], rules), edits, place_of(layer, q, k))
 
@@ -261,9 +258,9 @@ def edited_call(
 def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:
     """Can an edit, by position, change any layer and head of a run: does a query of its see a key of its?"""
     return any(
-        acts(edit, heads, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(number, run.q, run.k))
+        acts(edit, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(number, run.q, run.k))
         for number, run in enumerate(layers)
-        for _, heads in acting_edits([edit], number, len(layers))
+        if acting_edits([edit], number, len(layers))
     )
 
 

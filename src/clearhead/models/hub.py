@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.changing.edits import change, scaled
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file
@@ -121,7 +120,7 @@ class HubModel:
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
         catching = _attention_caught(paths, caught, iter(each(range(self.config.layers))))
-        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
+        with torch.inference_mode(), catching, watch(self.inner) as seen:
             out = self.inner(torch.tensor([ids]), **options)
         layers: list[LayerRun] = []
         for name in seen.layers:
@@ -295,11 +294,12 @@ def _attention_caught(
 def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) -> Iterator[None]:
     """Inside, the model runs as the variant says; calls and what their heads give are added to `kept`, by layer.
 
-    Its attention is ours: `ch.change` reads each call, and what it gives is replaced.
+    Its attention is ours: a block of `ch.change` without edits reads each call, and what it gives is replaced.
     """
     import torch
 
     from clearhead.hf import attending
+    from clearhead.hf.changing import changed
 
     count = 0
 
@@ -323,7 +323,7 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
         return replace(call, afterwards=(finished,))
 
-    with change(inner, scaled(1.0)):  # an edit that does nothing: all calls are read the same way
+    with changed(inner, (), None):
         block = attending.changers[inner]
         block.edited = partial(varied, block.edited)
         yield

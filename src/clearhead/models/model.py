@@ -15,10 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.changing import otherrun
-from clearhead.changing.applying import check_layers, placed
+from clearhead.changing.applying import OTHER_RUN, check_layers, placed
 from clearhead.changing.edits import Edit
-from clearhead.core.axes import Array, group_size
+from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, RuleError, SelectionError
@@ -31,7 +30,6 @@ from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import again, hidden_of, of_logits, through
 from clearhead.models.weights import Stored, Weights
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.ops.span_terms import for_heads
 from clearhead.watching.layer import Layer
 from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Text
@@ -109,6 +107,8 @@ class Model:
         decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
         inside = blocks.get(decoder, [])
         edits = [edit for in_text, _ in inside if in_text is not None for edit in in_text(ids)]
+        if any(edit.seen is not None for edit in edits) and any(in_text is None for in_text, _ in inside):
+            raise RuleError(*OTHER_RUN)
         first, layers = decoder.embedded(ids), config.layers
         long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
 
@@ -231,8 +231,6 @@ def watched(model: Any, wish: Wish) -> Iterator[Seen]:
     missing = [layer for layer in wish.layers or () if str(layer) not in known]
     if missing:
         raise SelectionError(f"layers: there is no {missing[0]!r} in {model.name}.")
-    if wish.heads is not None and max(wish.heads, default=0) >= model.config.heads:
-        raise SelectionError(f"heads: there is no head {max(wish.heads)} in {model.name}: it has {model.config.heads}.")
     seen = Seen({}, model=model.name)
 
     def ran(run: ForwardPass) -> None:
@@ -254,9 +252,6 @@ def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[Non
     count, heads = model.config.layers, model.config.heads
     layers = [choices(number, count) for number in range(count)]
     check_layers(edits, [(names, heads) for names in layers], model.name, f"layers are 0 to {count - 1}.")
-    for edit in edits:
-        if edit.seen is not None:
-            otherrun.check_kept(edit, layers)
     decode = model.tokenizer.decoded if tokenizer is None else tokenizer.decode
     texts, acted = list[tuple[Edit, ...]](), set[int]()  # the edits by position in each text; places in `edits`
 
@@ -292,16 +287,9 @@ def _inside(model: Any, in_text: Placed | None, ran: Callable[[ForwardPass], Non
 
 
 def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
-    rules, heads = run.rules, list(range(len(run.q)))
     q, k, v = (x[None] for x in (run.q, run.k, run.v))
-    if wish.heads is not None:
-        heads, shared = wish.heads, [head // group_size(len(run.q), len(run.k)) for head in wish.heads]
-        q, k, v, rules = q[:, heads], k[:, shared], v[:, shared], for_heads(rules, heads)
-    seen = AttentionMatrix(q, k, **rules).observe(**wish.statistics)
-    arrays: Any = {"q": q, "k": k} if wish.keep else {}
-    if wish.values:
-        arrays["v"] = v
-    return Layer(str(number), f"blk.{number}", tuple(heads), seen, rules, **arrays)
+    seen = AttentionMatrix(q, k, **run.rules).observe(**wish.statistics)
+    return Layer(str(number), f"blk.{number}", seen, run.rules, q, k, v)
 
 
 def load(place: str | os.PathLike[str] | None = None) -> Model:

@@ -50,7 +50,7 @@ class Display:
         The page has at most 6 MB: the numbers of all heads where they fit; else of the first ones, at least one, in
         bfloat16, and pictures of the others (`A.part(0, 5).save` is the page of another head).
         v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
-                  run has its own (`ch.watch(model, values=True)`)
+                  run has its own
         batch, language ("en", "zh"), title
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError for a batch item that does not exist; FileError when the file cannot be written or its

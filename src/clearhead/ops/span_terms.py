@@ -5,8 +5,8 @@ have the same label in every term get one label together, keys likewise, and the
 memory.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,6 @@ import numpy as np
 from clearhead.core.arrays import torch_of
 from clearhead.core.axes import Array
 from clearhead.core.namespace import numbers_like
-from clearhead.core.rules import RULES, take
-
-Rules = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +31,6 @@ class SpanTerm:
         query_labels, key_labels, table = spans
         queries, keys = (np.atleast_2d(host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
         return SpanTerm(np.maximum(queries, -1), np.maximum(keys, -1), table[(None,) * (4 - table.ndim)])
-
-    def times(self, factors: Any) -> "SpanTerm":
-        """The table times one number for each head, (heads,)."""
-        return replace(self, table=self.table * numbers_like(factors, self.table)[:, None, None])
-
-    def take(self, queries: slice, keys: slice) -> "SpanTerm":
-        """The term for some queries and keys; labels keep their meaning."""
-        return replace(self, query_labels=self.query_labels[:, queries], key_labels=self.key_labels[:, keys])
 
     def kept(self, keys: slice, before: "SpanTerm | None") -> "SpanTerm":
         """The term as a recording keeps it, with the labels of these keys only and without PyTorch's graph.
@@ -123,14 +112,3 @@ def _plain(x: Any, most: int) -> Any:
 def host(x: Any) -> Array:
     """Numbers, of a tensor without its graph, in the CPU's memory."""
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-
-
-def for_heads(rules: Mapping[str, Any], heads: Sequence[int]) -> Rules:
-    """The rules of some heads: bias, mask, scale, slopes, sinks and the table of spans are sliced along their heads."""
-    plain = {name: x for name, x in rules.items() if name != "spans" and len(RULES[name].fields) == 1}
-    result: Rules = dict(rules) | take(plain, {"heads": list(heads)})
-    if result.get("spans") is not None:
-        queries, keys, table = result["spans"]
-        per_head = table.ndim > 2 and table.shape[-3] > 1
-        result["spans"] = queries, keys, table[..., list(heads), :, :] if per_head else table
-    return result

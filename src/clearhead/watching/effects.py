@@ -22,7 +22,7 @@ class Edge(NamedTuple):
 
     layer: str
     batch: int
-    head: int  # its number in the model
+    head: int
     query: int
     key: int
     value: float
@@ -34,7 +34,7 @@ class Head(NamedTuple):
     """Means over the batch's queries that are not padding; nan where a number is not known."""
 
     layer: str
-    head: int  # its number in the model
+    head: int
     sink: float  # weight on the first key that is not padding
     previous: float  # weight on the key before the query's own; queries that have one
     diagonal: float  # weight on the query's own key
@@ -115,11 +115,11 @@ def _spelled(pair: tuple[str, str]) -> tuple[str, str]:
 def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
     padding = None if layer.padding is None else as_host_array(layer.padding, "padding")[0]
-    means = summarise_heads(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
+    count, means = layer.q.shape[1], summarise_heads(layer.matrix(), layer.observation, padding, cross=layer.cross)
     if layer.other_keys:  # which are near to no query
-        means["distance"] = [np.nan] * len(layer.heads)
-    off = [np.nan] * len(layer.heads)
+        means["distance"] = [np.nan] * count
+    off = [np.nan] * count
     with suppress(RuleError):  # there are no causes, or no backward pass has run
         rows: Any = as_host_array(layer.matrix().contributions(layer.v, layer.g).by_query(), "by_query")[0]
         off = (-rows.sum(axis=(0, 2), dtype=np.float64)).tolist()
-    return [Head(layer.name, head, *each) for head, *each in zip(layer.heads, *means.values(), off, strict=True)]
+    return [Head(layer.name, head, *each) for head, *each in zip(range(count), *means.values(), off, strict=True)]

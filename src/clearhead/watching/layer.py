@@ -14,12 +14,11 @@ class Layer:
 
     name: str
     path: str  # the module's own name in the model
-    heads: tuple[int, ...]  # the numbers of the kept heads in the model
     observation: Observation
     rules: dict[str, Any]
-    q: Any = None  # (batch, heads, queries, d_k), or None
-    k: Any = None  # (batch, kv_heads, keys, d_k), or None
-    v: Any = None  # (batch, kv_heads, keys, d_v), or None
+    q: Any  # (batch, heads, queries, d_k)
+    k: Any  # (batch, kv_heads, keys, d_k)
+    v: Any  # (batch, kv_heads, keys, d_v)
     call: int = 1  # which call of that module in one forward pass, from 1 up
     cross: bool = False
     padding: Any = None  # (batch, queries), True where a query is padding; or None
@@ -32,9 +31,8 @@ class Layer:
         said = [f"{name} {_shown(value)}" for name, value in arrays.items() if value is not None]
         said += [f"{name}={_shown(value)}" for name, value in self.rules.items()]
         who = f"{self.path}{f', call {self.call}' if self.call > 1 else ''}{', cross' if self.cross else ''}"
-        heads = ", ".join(map(str, self.heads))
         note = f"; {self.note}" if self.note else ""
-        return f"Layer({self.name}: {who}; heads {heads}; {self.observation}; {', '.join(said)}{note})"
+        return f"Layer({self.name}: {who}; {self.observation}; {', '.join(said)}{note})"
 
     @property
     def g(self) -> Any:
@@ -48,11 +46,7 @@ class Layer:
         return self.derivative()
 
     def matrix(self) -> AttentionMatrix:
-        """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""
-        if self.q is None:
-            raise RuleError(
-                f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
-            )
+        """The attention matrix, (batch, heads, queries, keys)."""
         state = self.observation.state
         assert state is not None  # watch observes it in every layer
         return with_state(AttentionMatrix(self.q, self.k, **self.rules), state)

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.rule_values import read_members
-from clearhead.errors import SelectionError
-
 LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
-HEADS = (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]"
 STACKS = frozenset(
     ("encoder", "decoder", "text_model", "language_model", "vision_model", "vision_tower", "visual", "audio_tower")
 )
@@ -107,11 +103,3 @@ class LayerNames:
 
 def _is_cross(part: str) -> bool:
     return any(word in part.lower() for word in CROSS)
-
-
-def read_heads(name: str, value: Any, wanted: str = HEADS[1]) -> list[int]:
-    """Heads, sorted. Raises SelectionError for anything but whole numbers from 0 up."""
-    heads = read_members(name, value, HEADS[0], wanted, HEADS[2])
-    if heads and min(heads) < 0:
-        raise SelectionError(f"{name} holds {min(heads)}: expected {wanted}.", HEADS[2])
-    return sorted({int(head) for head in heads})

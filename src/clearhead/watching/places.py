@@ -1,4 +1,4 @@
-"""Queries and keys of an edit: positions, slices, bool vectors, or words of the text."""
+"""Queries and keys of an edit: positions, slices, or words of the text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from clearhead.core.rule_values import is_whole, listed
 from clearhead.errors import DtypeError, SelectionError, expected, shown
 
 One = int | str | slice
-Places = One | tuple[One, ...] | tuple[bool, ...] | None
+Places = One | tuple[One, ...] | None
 
-WANTED = "a position, a slice, a word, a list of these, or one True or False for each token"
+WANTED = "a position, a slice, a word, or a list of these"
 _OPEN = 2**62  # a slice without a stop goes on into what the model generates
 
 
@@ -74,7 +74,7 @@ class Positions:
 
 
 def read_places(name: str, value: Any) -> Places:
-    """The queries or keys of an edit in their one form: lists and vectors become tuples.
+    """The queries or keys of an edit in their one form: lists become tuples.
 
     Raises DtypeError for a value of another kind, SelectionError where it is empty.
     """
@@ -90,11 +90,6 @@ def read_places(name: str, value: Any) -> Places:
         members = [x.item() for x in members] if getattr(value, "ndim", 0) == 1 else members
     except (TypeError, RuntimeError):  # the latter from a tensor without numbers
         raise DtypeError(expected(name, value, WANTED), f"{name}=[3, 4]") from None
-    flags = [isinstance(x, (bool, np.bool_)) for x in members]
-    if members and all(flags):
-        if not any(members):
-            raise SelectionError(f"{name} is all False: it chooses nothing.")
-        return tuple(map(bool, members))
     places = tuple(_read_place(name, x) for x in members)
     wrong = next((x for x, place in zip(members, places, strict=True) if place is None), None)
     if any(place is None for place in places):
@@ -127,8 +122,8 @@ def find(name: str, places: Places, text: Text) -> Positions:
     """The positions of an edit's queries or keys in this text, which remembers them for the next layer.
 
     A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind
-    the text, goes on into what is generated. Raises SelectionError for a position or word that the text has not, for a
-    word that it has several times, and for a bool vector of another length.
+    the text, goes on into what is generated. Raises SelectionError for a position or word that the text has not, and
+    for a word that it has several times.
     """
     if id(places) not in text.searched:
         text.searched[id(places)] = places, _search(name, places, text)
@@ -139,10 +134,6 @@ def _search(name: str, places: Places, text: Text) -> Positions:
     if places is None:
         return Positions((np.empty(0, np.int64),), (range(_OPEN),))
     listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)
-    if isinstance(listed[0], bool):
-        if len(listed) != text.length:
-            raise SelectionError(f"{name} has {len(listed)} entries, and the text has {text.length} tokens.")
-        return Positions((np.flatnonzero(listed),), ())
     slices = tuple(_range(place, text.length) for place in listed if isinstance(place, slice))
     shared = [_position(name, place, text.length) for place in listed if isinstance(place, int)]
     words = [place for place in listed if isinstance(place, str)]

@@ -83,8 +83,7 @@ class Seen(Display):
     def matrix(self, layer: int | str) -> AttentionMatrix:
         """The layer's attention matrix, (batch, heads, queries, keys), which computes any weight on demand.
 
-        With `heads=` in `watch`, its heads axis holds those heads only. Raises SelectionError for an unknown layer,
-        RuleError where `watch` had keep=False.
+        Raises SelectionError for an unknown layer.
         """
         return self.layer(layer).matrix()
 
@@ -92,7 +91,7 @@ class Seen(Display):
         """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
 
         g_i is the derivative, which loss.backward() brought, by what the head puts out for query i, before W_O. A row's
-        sum is g_i·o_i. `ch.watch(model, causes=True)` keeps g and v. Axes as in `seen.matrix(layer)`.
+        sum is g_i·o_i. `ch.watch(model, causes=True)` keeps g. Axes as in `seen.matrix(layer)`.
         Raises SelectionError for an unknown layer; RuleError where `watch` had no causes=True, no backward pass has
         run, or none could reach the layer.
         """
@@ -139,9 +138,9 @@ class Seen(Display):
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
         edges: list[Edge] = []
         for name in self.layers:  # of equal ones the first by place
-            cuts, heads = self.cut_effects(name, rest=rest).strongest(k), self.layer(name).heads
+            cuts = self.cut_effects(name, rest=rest).strongest(k)
             columns = (as_host_array(x, "strongest")[0].tolist() for x in cuts)
-            edges += [Edge(name, b, heads[h], i, j, value, rest) for b, h, i, j, value in zip(*columns, strict=True)]
+            edges += [Edge(name, b, h, i, j, value, rest) for b, h, i, j, value in zip(*columns, strict=True)]
             edges = sorted(edges, key=lambda edge: -abs(edge.value))[:k]
         return Lines(edges, "edges table", EDGES, map(self._tokens_of, edges))
 
@@ -180,9 +179,8 @@ class Seen(Display):
 
         Distance is in tokens, entropy in nats. With causes=True and a backward pass, `off` is -Σ g·o, the effect of
         switching the head off, over queries and batch items; first order holds as for `strongest`, and the heads of
-        `ch.explain` were switched off in runs. Without queries and keys (keep=False) it holds what was observed, and
-        nan for the rest. O(queries) for each head where distance and entropy were observed and there are no causes,
-        else O(queries·keys·(d_k + d_v)).
+        `ch.explain` were switched off in runs. O(queries) for each head where distance and entropy were observed and
+        there are no causes, else O(queries·keys·(d_k + d_v)).
         """
         heads = [line for name in self.layers for line in heads_of(self.layer(name))]
         caused = any(head.off == head.off for head in heads)
@@ -190,7 +188,7 @@ class Seen(Display):
 
     def __shown__(self, batch: int, v: Any = None) -> ShownRun:
         if v is not None:
-            raise RuleError("v is for the page of an AttentionMatrix.", "ch.watch(model, values=True) keeps the run's.")
+            raise RuleError("v is for the page of an AttentionMatrix.", "leave it out: a watched run has its own.")
         results = []
         for name in self.layers:
             layer = self.layer(name)
@@ -205,7 +203,7 @@ class Seen(Display):
                 g = None
             v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
             sides = padding, layer.cross, layer.note, v, g, _NAMES[self._text_of(layer.name)]
-            results.append(ShownLayer(layer.name, layer.heads, part, *sides))
+            results.append(ShownLayer(layer.name, range(matrix.shape[1]), part, *sides))
         texts = max((len(layer.observation.log_sum) for layer in map(self.layer, self.layers)), default=0)
         item = f"batch={batch} of {texts}" if texts > 1 else ""
         name, tokens = self.model or "watched", _texts(self.tokens, batch)
@@ -240,8 +238,8 @@ class Seen(Display):
         if self.parts:
             layers = [self.layer(name) for name in self.layers]
             first = layers[0].observation
-            shape = named((len(layers[0].heads), first.queries, first.keys), WEIGHTS)
-            lines = [f"Seen({len(layers)} layers of {self.model}, {sum(len(x.heads) for x in layers)} heads)"]
+            shape = named((layers[0].q.shape[1], first.queries, first.keys), WEIGHTS)
+            lines = [f"Seen({len(layers)} layers of {self.model}, {sum(x.q.shape[1] for x in layers)} heads)"]
             lines.append(f"  layers    {_few(self.layers)}; the first is {shape}")
             rows_of = ("tokens", self.tokens), ("source tokens", self.source_tokens)
             texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in rows_of if rows]

@@ -8,43 +8,25 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
-import numpy as np
-
 from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
 from clearhead.core.rules import with_options
 from clearhead.core.statistics import Watched, explained
-from clearhead.errors import RuleError, shown
 from clearhead.loading import load
-from clearhead.watching.naming import LAYERS, read_heads
+from clearhead.watching.naming import LAYERS
 from clearhead.watching.pieces import check_tokenizer
 from clearhead.watching.seen import Seen
 
+_OPTIONS = ("layers", "causes", "tokenizer")
+
 
 class Wish(NamedTuple):
-    """What `ch.watch` was asked for, as it says it; statistics with the log-sum-exp."""
+    """What `ch.watch` was asked for; statistics with the log-sum-exp."""
 
     statistics: dict[str, Any]
     layers: list[int | str] | None
-    heads: list[int] | None
-    keep: bool
-    values: bool
     causes: bool
-    tokenizer: Any = None
-
-
-def _wish(statistics: dict[str, Any], layers: Any, heads: Any, *, keep: bool, values: bool, causes: bool) -> Wish:
-    """The arguments of `ch.watch`, checked."""
-    names = ("layers", "heads", "keep", "values", "causes", "tokenizer")
-    asked = {"logsumexp": True} | check_asked(statistics, Watched.__annotations__, names)
-    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
-    if causes and not keep:
-        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
-    some = None if layers is None else read_members("layers", layers, *LAYERS)
-    chosen = None if heads is None else read_heads("heads", heads)
-    return Wish(asked, some, chosen, keep, values or causes, causes)
+    tokenizer: Any
 
 
 def room_of(model: Any, tokenizer: Any) -> tuple[str, Any, Any]:
@@ -65,9 +47,6 @@ def watch(
     model: Any,
     *,
     layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    keep: bool = True,
-    values: bool = False,
     causes: bool = False,
     tokenizer: Any = None,
     **statistics: Unpack[Watched],
@@ -83,12 +62,8 @@ def watch(
 
     layers     which layers to observe, by number (negative ones count from each stack's end) or name; None is all.
                The others cost what attention costs.
-    heads      which heads to keep, in every layer; None is all
-    keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight; a text that is
-               generated, or read in several steps, needs them for its statistics
-    values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
-    causes     keep values, and the derivative g that backward() brings by each head's output: for
-               `seen.cut_effects(layer)`, `seen.strongest(20)` and others
+    causes     keep the derivative g that backward() brings by each head's output: for `seen.cut_effects(layer)`,
+               `seen.strongest(20)` and others
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). None: of a model of
                `ch.load_model` its own
 
@@ -101,17 +76,17 @@ def watch(
     A module that attends several times in one forward pass (layers that share their weights, images or windows one
     after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Merged attention (T5Gemma2: a decoder's keys and an encoder's in one softmax) is one layer whose last
-    `seen.layer(i).other_keys` keys are the encoder's, however many steps the decoder went.
+    `seen.layer(i).other_keys` keys are the encoder's; it is watched in one forward pass.
     Attention that does not go through the interface is not seen: the model's numbers are right all the same,
     `seen.unseen` lists it, and a UserWarning says so when the block ends.
     With causes=True run the model with gradients on and call loss.backward(), inside the block or after it (where
     layers are checkpointed, inside); parameters may be frozen. Each forward pass gets the derivative by its own
     outputs. As `.grad`, g adds up over backward passes, and is 0 for a layer that the number does not depend on.
     Time is that of attention without watching, O(queries·keys·d_k) for each head, and one more such pass where
-    received, peak or image is observed. Memory is O(queries + keys) for each layer and head, and with keep or values
-    that of the queries and keys, or of the values; never O(queries·keys), unless a note says so.
+    received, peak or image is observed. Memory is that of queries, keys and values; never O(queries·keys), unless a
+    note says so.
     Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for a statistic that there is not,
-    SelectionError for layers or heads that do not exist, DtypeError for a model or tokenizer that cannot be used,
+    SelectionError for layers that do not exist, DtypeError for a model or tokenizer that cannot be used,
     RuleError where the model's attention cannot be watched, or a second sequence begins; with causes=True where no
     graph is recorded, before a layer runs, or weights have dropout.
 
@@ -125,8 +100,9 @@ def watch(
     """
     room, inner, reader = room_of(model, tokenizer)
     watched = load("hf.watching" if room == "hf" else "models.model").watched
-    wish = _wish({**statistics}, layers, heads, keep=keep, values=values, causes=causes)
-    with watched(inner, wish._replace(tokenizer=reader)) as seen:
+    asked = {"logsumexp": True} | check_asked({**statistics}, Watched.__annotations__, _OPTIONS)
+    some = None if layers is None else read_members("layers", layers, *LAYERS)
+    with watched(inner, Wish(asked, some, causes, reader)) as seen:
         yield seen
     if seen.unseen:
         kinds = Counter(kind for _, kind in seen.unseen)
