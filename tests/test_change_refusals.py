@@ -36,7 +36,6 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (ch.cut(keys=1, layers=[2]), SelectionError, r"cut\(keys=1, layers=\[2\]\): there is no layer 2 in Llama"),
     (ch.cut(keys=1, layers=[-3]), SelectionError, "there is no layer -3"),
     (ch.cut(keys=1, layers=["decoder.0"]), SelectionError, "there is no layer 'decoder.0'"),
-    (ch.off(heads=[4]), SelectionError, r"off\(.*\): there is no head 4 in LlamaForCausalLM, which has 4"),
     ([ch.cut(keys=1), 3], DtypeError, "edits is .*: expected an edit, or a list of edits"),
     ([], RuleError, "edits is empty"),
     (ch.like(Seen()), RuleError, "the other run saw no attention"),
@@ -44,6 +43,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 RUNNING: list[tuple[Any, type[Exception], str]] = [  # what the text has not, before the first layer
     (ch.cut(keys=11), SelectionError, r"layer 0: cut\(keys=11\): keys has position 11, and the text has 11 tokens"),
+    (ch.off(heads=[4]), SelectionError, r"layer 0: off\(.*\): there is no head 4 in layer 0, which has 4"),
     (ch.cut(queries=-12, layers=[1]), SelectionError, "layer 0: .*queries has position -12"),
     (ch.cut(keys="w2"), SelectionError, "keys is the word 'w2', and there is no tokenizer"),
 ]

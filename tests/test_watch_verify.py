@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import DtypeError, RuleError
+from clearhead.errors import RuleError
 from clearhead.watching.pieces import sentences, words
 from seeds import fresh
 from watched import build
@@ -63,18 +63,9 @@ def test_what_cannot_be_verified_is_refused():
         both.verify(both.strongest(2), lambda: 0.0)
     with ch.watch(model, causes=True) as seen:
         model(ids[:1]).logits.sum().backward()
-    edges = seen.strongest(2)
-    wrong: Any = [(0, 1)]
-    with pytest.raises(DtypeError, match=r"expected what seen\.strongest gives"):
-        seen.verify(wrong, lambda: 0.0)
-    with pytest.raises(DtypeError, match="run is 3"):
-        seen.verify(edges, 3)  # type: ignore[arg-type]
-    with pytest.raises(DtypeError, match="expected one number"):
-        seen.verify(edges, lambda: torch.zeros(2))
     again = pickle.loads(pickle.dumps(seen))
-    with pytest.raises(RuleError, match="model that was watched is gone"):
-        again.verify(edges, lambda: 0.0)
     del model
     gc.collect()
-    with pytest.raises(RuleError, match="model that was watched is gone"):
-        seen.verify(edges, lambda: 0.0)
+    for one in (seen, again):
+        with pytest.raises(RuleError, match="model that was watched is gone"):
+            one.verify(seen.strongest(2), lambda: 0.0)

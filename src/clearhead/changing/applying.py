@@ -91,18 +91,15 @@ def _overlap(one: Edit, other: Edit) -> bool:
     return other is not one and other.kind != "off" and shared
 
 
-def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], int]], model: str, hint: str) -> None:
-    """Raise SelectionError for an edit of a layer or head that the model or another run has not, before it runs.
+def check_layers(edits: Sequence[Edit], layers: Collection[Collection[str]], model: str, hint: str) -> None:
+    """Raise SelectionError for an edit of a layer that the model has not, RuleError for a run that saw nothing.
 
-    layers   for each layer what chooses it, as `acts_in` takes it, and how many heads it has; 0 where that is not known
+    layers   for each layer what chooses it, as `acts_in` takes it
     """
     for edit in edits:
         for layer in edit.layers or ():
-            if not any(replace(edit, layers=(layer,)).may_act(choices) for choices, _ in layers):
+            if not any(replace(edit, layers=(layer,)).may_act(choices) for choices in layers):
                 raise SelectionError(f"{edit}: there is no layer {layer!r} in {model}.", hint)
-        most = max((count for choices, count in layers if edit.may_act(choices)), default=0)
-        if edit.heads is not None and 0 < most <= max(edit.heads):
-            raise SelectionError(f"{edit}: there is no head {max(edit.heads)} in {model}, which has {most}.")
         if edit.seen is not None and not edit.seen.parts:
             what = f"{edit}: the other run saw no attention."
             raise RuleError(what, "run a model inside `with ch.watch(model) as seen`.")

@@ -171,7 +171,7 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
 def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     """Run a model with its attention edited; after the block it is as it was, to the bit.
 
-    model      any model that `ch.watch` takes; one device, any float dtype, CPU or GPU. A decoder in NumPy runs by
+    model      any model that `ch.watch` takes. A decoder in NumPy runs by
                `model.run(text)`, and does nothing else inside the block
     edits      an edit or a list of edits: ch.cut, ch.boost, ch.off, ch.like
     tokenizer  finds the words that edits name; anything with decode(list of ids)
@@ -187,12 +187,13 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     attention; where layers are checkpointed, call backward inside the block. Compiled models run uncompiled inside the
     block.
 
-    Raises, before the model runs: SelectionError for a layer or head that there is not; RuleError for another run
-    without what is needed, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError
-    for what is no edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the
-    first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times.
-    In its layer: ShapeError for another run of other lengths. When the block ends: RuleError for an edit that never
-    acted, and a UserWarning for attention that was not changed since it does not go through the interface.
+    Raises, before the model runs: SelectionError for a layer that there is not; RuleError for another run that saw
+    nothing, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError for what is no
+    edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the first layer runs:
+    SelectionError for a position or word that the text has not, or a word that it has several times. In its layer:
+    SelectionError for a head that there is not, ShapeError for another run of other lengths. When the block ends:
+    RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it does not go
+    through the interface.
 
     Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
     for each layer. Layers that no edit names run as before.

@@ -1,7 +1,7 @@
 """What `ch.change` does with a model: the edits of each layer that runs in its block, and the texts it runs over."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 
 from clearhead.changing.applying import acts, check_layers, check_places, edited
 from clearhead.changing.edits import Edit, cut
-from clearhead.errors import DtypeError, RuleError, shown
+from clearhead.errors import RuleError
 from clearhead.hf import attending
 from clearhead.hf.call import AttentionCall
 from clearhead.hf.passes import Passes, in_backward, mixes_tokens
@@ -18,8 +18,6 @@ from clearhead.watching.effects import VERIFIED, Edge, Lines
 from clearhead.watching.naming import LayerCall, ModulePath, text_of
 from clearhead.watching.pieces import pieces_of
 from clearhead.watching.places import Place, Text
-
-_VERIFY = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
 
 
 @contextmanager
@@ -57,15 +55,10 @@ class _Changing(Passes):
         self.checked: set[tuple[Text, Text]] = set()
 
     def check(self) -> None:
-        """Raise SelectionError for a layer or head that the model has not, RuleError for a run that saw nothing."""
-        layers = []  # each with the most heads that its module or its configuration speaks of, 0 where neither does
-        for module, choices in self.modules.items():
-            spoken = getattr(getattr(module, "config", None), "__dict__", {}), vars(module)
-            counts = (n for owner in spoken for name, n in owner.items() if name.endswith(("heads", "n_head")))
-            layers.append((choices, max((n for n in counts if isinstance(n, int)), default=0)))
+        """Raise SelectionError for a layer that the model has not, RuleError for a run that saw nothing."""
         numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
-        check_layers(self.edits, layers, self.name, hint)
+        check_layers(self.edits, self.modules.values(), self.name, hint)
 
     def layer_of(self, module: Any) -> LayerCall:
         """Count and name a call of this attention module. Raises RuleError where which call it is decides."""
@@ -182,30 +175,18 @@ class _Changing(Passes):
             )
 
 
-def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Lines[Edge]:
+def verified(model: Any, edges: Iterable[Edge], run: Callable[[], Any], batch: int) -> Lines[Edge]:
     """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
-    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, Edge) for edge in edges):
-        raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _VERIFY)
-    if not callable(run):
-        raise DtypeError(f"run is {shown(run)}: expected a function that runs the model and returns a number.", _VERIFY)
     if batch > 1:
         raise RuleError(
             f"{batch} texts were watched together: an edge is cut in all of a batch, and its effect is one text's.",
             "watch one text.",
         )
-    before, result = _number(run), []
-    for edge in edges:
-        without = cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
-        with changed(model, (without,), None):
-            after = _number(run)
-        result.append(edge._replace(truth=after - before))
-    return Lines(result, "verified table", VERIFIED, edges.tokens if isinstance(edges, Lines) else ())
-
-
-def _number(run: Callable[[], Any]) -> float:
+    result: list[Edge] = []
     with torch.no_grad():
-        inputs = run()
-    try:
-        return float(inputs)
-    except (TypeError, ValueError, RuntimeError):
-        raise DtypeError(f"run returned {type(inputs).__name__}: expected one number.", _VERIFY) from None
+        before = float(run())
+        for edge in edges:
+            without = cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head], rest=edge.rest)
+            with changed(model, (without,), None):
+                result.append(edge._replace(truth=float(run()) - before))
+    return Lines(result, "verified table", VERIFIED, edges.tokens if isinstance(edges, Lines) else ())

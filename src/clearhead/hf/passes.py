@@ -26,7 +26,7 @@ _FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_pro
 
 
 def check_model(model: Any) -> None:
-    """Raise DtypeError unless this is a model on one device."""
+    """Raise DtypeError unless this is a Transformers model, or a module with one."""
     if not isinstance(model, nn.Module) or not models(model):
         inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
         held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
@@ -37,13 +37,6 @@ def check_model(model: Any) -> None:
             "one.",
             hint,
         )
-    devices = sorted({str(p.device) for p in model.parameters()})
-    if len(devices) > 1:
-        raise DtypeError(
-            f"the model's parameters are on several devices, {', '.join(devices)}: expected one.", "model.to('cpu')"
-        )
-    if devices and not devices[0].startswith(("cpu", "cuda")):
-        raise DtypeError(f"the model is on device {devices[0]}: no engine here runs there.", "model.to('cpu')")
 
 
 def switch(model: nn.Module) -> Implementations:
@@ -207,9 +200,9 @@ class Passes:
             self._calls.clear()
             self._reads_tokens = True
             self.begin_pass(named)
-        if self._reads_tokens and (tokens := _inputs(module, args, named)) is not None:
+        if self._reads_tokens and isinstance(module, PreTrainedModel):
             self._reads_tokens = False
-            self._read_tokens(module, tokens)
+            self._read_tokens(module, {"input_ids": args[0] if args else None, **named})
         self.running.append(module)
 
     def _leave(self, module: Any, *_: Any) -> None:
@@ -239,18 +232,6 @@ def _within(path: str, outer: str) -> bool:
 def _ids(x: Any) -> Ids:
     """Token ids (batch, length), or None for anything else."""
     return x if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.is_floating_point() else None
-
-
-def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | None:
-    """What a Transformers model is called with, or a wrapper that takes a text's ids in a dictionary; else None.
-
-    A wrapper may call its model's `forward` itself, and then no hook of the model runs.
-    """
-    first = args[0] if args else None
-    if isinstance(module, PreTrainedModel):
-        return {"input_ids": first, **named}
-    both = any(isinstance(x, PreTrainedModel) and x.config.is_encoder_decoder for x in module.modules())
-    return first if isinstance(first, Mapping) and "input_ids" in first and not both else None
 
 
 def _root(paths: dict[Any, str]) -> str:

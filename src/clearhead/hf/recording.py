@@ -1,6 +1,5 @@
 """One layer while its model runs: its calls, joined along the queries at the end."""
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,10 +99,7 @@ class Recording:
         arrays = {"q": call.q, "k": call.k[:, :, new], "v": call.v[:, :, new]}
         if len(call.keys[new]):
             self.last_key = arrays["k"][:, :, -1].detach().clone()
-        used: Counter[int] = Counter()  # parts of one storage, as of one projection, are kept as its parts
-        for x in arrays.values():
-            used[x.untyped_storage().data_ptr()] += x.nbytes
-        kept: Any = {name: _kept_copy(x, used[x.untyped_storage().data_ptr()]) for name, x in arrays.items()}
+        kept: Any = {name: _kept_copy(x) for name, x in arrays.items()}
         before = self.calls[0].terms if self.calls else [None] * len(call.terms)
         terms = tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True))
         rules = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
@@ -168,11 +164,11 @@ class Recording:
         return whole
 
 
-def _kept_copy(x: Tensor, used: int | None = None) -> Tensor:
+def _kept_copy(x: Tensor) -> Tensor:
     """`x` detached, copied where it is a small part of a larger storage, or where other code may write into it.
 
-    used   how many bytes of the storage are kept anyway; None: those of x
+    A projection that gives queries, keys and values in one storage is kept as it is.
     """
     x = x.detach()
     written = x.is_inference() or x._version > 0
-    return x.clone() if written or x.untyped_storage().nbytes() >= 1.5 * (used or x.nbytes) else x
+    return x.clone() if written or x.untyped_storage().nbytes() > 4 * x.nbytes else x

@@ -249,9 +249,8 @@ def watched(model: Any, wish: Wish) -> Iterator[Seen]:
 @contextmanager
 def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
     """Inside, the model's runs are edited; the arguments are those of `ch.change`, and it says what is raised."""
-    count, heads = model.config.layers, model.config.heads
-    layers = [choices(number, count) for number in range(count)]
-    check_layers(edits, [(names, heads) for names in layers], model.name, f"layers are 0 to {count - 1}.")
+    count = model.config.layers
+    check_layers(edits, [choices(each, count) for each in range(count)], model.name, f"layers are 0 to {count - 1}.")
     decode = model.tokenizer.decoded if tokenizer is None else tokenizer.decode
     texts, acted = list[tuple[Edit, ...]](), set[int]()  # the edits by position in each text; places in `edits`
 

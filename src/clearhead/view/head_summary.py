@@ -21,11 +21,11 @@ HeadSummary = dict[str, list[float]]  # five statistics by name, a number for ea
 
 
 def summarise_heads(
-    matrix: AttentionMatrix | None, seen: Observation, padding: Array | None = None, *, cross: bool = False
+    matrix: AttentionMatrix, seen: Observation, padding: Array | None = None, *, cross: bool = False
 ) -> HeadSummary:
     """Means over the queries of a batch that are not padding.
 
-    matrix     an AttentionMatrix (batch, heads, queries, keys); None: statistics that `seen` lacks are nan
+    matrix     an AttentionMatrix (batch, heads, queries, keys)
     seen       an Observation with at least the log-sum-exp
     padding    (batch, queries), True at padding; None: there is none
     cross      queries and keys are different texts: previous, diagonal and distance are nan
@@ -35,15 +35,14 @@ def summarise_heads(
     real = np.ones((batch, queries), bool) if padding is None else ~padding
     distance, entropy = seen.distance, seen.entropy
     diagonal = None if cross or seen.diagonal is None else as_host_array(seen.diagonal, "diagonal")[0]
-    sink = previous = None
-    if matrix is not None:
-        if distance is None or entropy is None:
-            more = matrix.observe(distance=True, entropy=True)
-            distance, entropy = more.distance, more.entropy
-        sink = np.stack([as_host_array(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
-        if not cross:
-            diagonal = _near(matrix, 0) if diagonal is None else diagonal
-            previous = _near(matrix, 1) - diagonal
+    if distance is None or entropy is None:
+        more = matrix.observe(distance=True, entropy=True)
+        distance, entropy = more.distance, more.entropy
+    sink = np.stack([as_host_array(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
+    previous = None
+    if not cross:
+        diagonal = _near(matrix, 0) if diagonal is None else diagonal
+        previous = _near(matrix, 1) - diagonal
     return _means(heads, real, sink, previous, diagonal, None if cross else distance, entropy)
 
 

@@ -153,8 +153,7 @@ class Seen(Display):
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
         weight going where the estimate says (an edge's `rest`). Each line is the edge with its truth: the number with
         the cut, less the number without.
-        Raises DtypeError for other edges or another run, RuleError where several texts were watched together or the
-        model is gone, and what `ch.change` raises.
+        Raises RuleError where several texts were watched together or the model is gone, and what `ch.change` raises.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
