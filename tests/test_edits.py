@@ -145,13 +145,6 @@ def test_an_edit_acts_where_the_rules_let_it_change_the_output(rule: str):
         assert acts(edit, (2, 4, n, m), parts[rule], place(n, m)) == differs
 
 
-def test_the_rules_fit_a_call_without_a_batch_axis():
-    rng = fresh()
-    q, k, v = rng.standard_normal((3, 4, 9, 8)).astype(np.float32)
-    call = edited(EditedCall(q[None], k[None], v[None], {"causal": True}), CALL[:3], place(9, 9))
-    np.testing.assert_allclose(call.output()[0], ch.attention(q, k, v, **call.whole_rules()), atol=1e-6)
-
-
 @pytest.mark.parametrize("sinks", [False, True])
 def test_moved_weights_are_dense_rows_and_change_as_cuts_say(sinks: bool):  # noqa: FBT001
     rng = fresh()

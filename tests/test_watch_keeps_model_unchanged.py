@@ -1,10 +1,8 @@
 """Watching never changes a model: also where only some of its classes go through the interface, where layers run
 several times, and where a mask is written into; attention that was not seen is named."""
 
-import io
 import itertools
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,6 @@ from watched import (
     in_pieces,
     inputs,
     joined,
-    logits,
     run_watched,
     seen_of,
     shaken,
@@ -326,10 +323,3 @@ def test_attention_that_chooses_its_keys_is_refused():
     model = shaken(hf.DeepseekV32ForCausalLM(choosing_keys()))
     with pytest.raises(RuleError, match="chooses by itself which keys"), torch.no_grad(), ch.watch(model):
         model(torch.arange(2, 13)[None])
-
-
-def test_nothing_is_printed():
-    said = io.StringIO()
-    with redirect_stderr(said), torch.no_grad(), ch.watch(model := build("gpt2")):
-        logits(model(**inputs("gpt2")))
-    assert not said.getvalue()
