@@ -8,11 +8,12 @@
 namespace clearhead {
 namespace {
 
-constexpr int kGroup = 16;  // numbers that share a scale and an offset: number = scale·code + offset
+constexpr int kGroup = 16;  // numbers that are unpacked at a time
 
-template <int NUMBERS> struct Codes {
+// A block: number = scale·code + offset, of which SHARE numbers have the same scale and offset.
+template <int NUMBERS, int SHARE = 32> struct Codes {
     int8_t code[NUMBERS];
-    float scale[NUMBERS / kGroup], offset[NUMBERS / kGroup];
+    float scale[NUMBERS / SHARE], offset[NUMBERS / SHARE];
 };
 
 CLEARHEAD_INLINE float half_at(const uint8_t* from) {
@@ -21,10 +22,21 @@ CLEARHEAD_INLINE float half_at(const uint8_t* from) {
     return from_f16(bits);
 }
 
-CLEARHEAD_INLINE uint32_t word_at(const uint8_t* from, int bytes) {
-    uint32_t word = 0;
-    for (int i = 0; i < bytes; ++i) word |= uint32_t(from[i]) << (8 * i);
+// All these processors store the lowest byte first, as files do.
+CLEARHEAD_INLINE uint32_t word_at(const uint8_t* from) {
+    uint32_t word;
+    std::memcpy(&word, from, 4);
     return word;
+}
+
+// to[i] = factor·small[i], i < 8.
+CLEARHEAD_INLINE void scaled(const uint8_t* small, float factor, float* to) {
+#if defined(__AVX2__)
+    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)small));
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(whole)));
+#else
+    for (int i = 0; i < 8; ++i) to[i] = factor * float(small[i]);
+#endif
 }
 
 constexpr int8_t kCurve[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -74,26 +86,29 @@ CLEARHEAD_INLINE void add_sixteen(int8_t* codes, uint32_t bits) {
 // come first. CENTRE is what a code of 0 stands for.
 template <int BITS, bool OFFSET, int CENTRE> struct Plain {
     static constexpr int numbers = 32, bytes = 2 + 2 * OFFSET + 4 * (BITS == 5) + 16;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
-        to.scale[0] = to.scale[1] = half_at(block);
-        to.offset[0] = to.offset[1] = OFFSET ? half_at(block + 2) : 0;
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
+        to.scale[0] = half_at(block);
+        to.offset[0] = OFFSET ? half_at(block + 2) : 0;
         halves<16>(block + bytes - 16, to.code, to.code + 16, CENTRE);
-        if (BITS == 5) add_sixteen(to.code, word_at(block + bytes - 20, 4));
+        if (BITS == 5) add_sixteen(to.code, word_at(block + bytes - 20));
     }
 };
 
 struct Q8_0 {
     static constexpr int numbers = 32, bytes = 34;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
-        to.scale[0] = to.scale[1] = half_at(block);
-        to.offset[0] = to.offset[1] = 0;
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
+        to.scale[0] = half_at(block);
+        to.offset[0] = 0;
         std::memcpy(to.code, block + 2, 32);
     }
 };
 
 struct IQ4_NL {
     static constexpr int numbers = 32, bytes = 18;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         Plain<4, false, 0>::read(block, to);
         look_up<32>(to.code, kCurve);
     }
@@ -101,33 +116,33 @@ struct IQ4_NL {
 
 struct MXFP4 {  // a power of 2 as the scale
     static constexpr int numbers = 32, bytes = 17;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         // 2^(e − 128): the codes are twice the numbers. Below float's normal range it is a fraction's bit.
         const uint32_t e = block[0], bits = e >= 2 ? (e - 1) << 23 : uint32_t{0x200000} << e;
         std::memcpy(to.scale, &bits, 4);
-        to.scale[1] = to.scale[0];
-        to.offset[0] = to.offset[1] = 0;
+        to.offset[0] = 0;
         halves<16>(block + 1, to.code, to.code + 16);
         look_up<32>(to.code, kTwiceE2m1);
     }
 };
 
-// Scales and offsets of 6 bits for eight groups of 32, in 12 bytes.
+// Scales and offsets of 6 bits for eight groups of 32, in 12 bytes, four bytes at a time.
 CLEARHEAD_INLINE void read_eight(const uint8_t* block, const uint8_t* packed, Codes<256>& to) {
-    const float scale = half_at(block), offset = -half_at(block + 2);
-    for (int i = 0; i < 8; ++i) {
-        const int j = i % 4, high = packed[8 + j];
-        const int s = i < 4 ? packed[j] & 63 : (high & 15) | packed[j] >> 6 << 4;
-        const int m = i < 4 ? packed[4 + j] & 63 : high >> 4 | packed[4 + j] >> 6 << 4;
-        to.scale[2 * i] = to.scale[2 * i + 1] = scale * float(s);
-        to.offset[2 * i] = to.offset[2 * i + 1] = offset * float(m);
-    }
+    const uint32_t a = word_at(packed), b = word_at(packed + 4), c = word_at(packed + 8);
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
+    const uint32_t words[4] = {a & six, (c & four) | (a >> 2 & two), b & six, (c >> 4 & four) | (b >> 2 & two)};
+    uint8_t each[16];
+    std::memcpy(each, words, 16);
+    scaled(each, half_at(block), to.scale);
+    scaled(each + 8, -half_at(block + 2), to.offset);
 }
 
 // Blocks of 256.
 struct Q2_K {
     static constexpr int numbers = 256, bytes = 84;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers, 16>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block + 80), offset = -half_at(block + 82);
         for (int i = 0; i < 16; ++i)
             to.scale[i] = scale * float(block[i] & 15), to.offset[i] = offset * float(block[i] >> 4);
@@ -140,7 +155,8 @@ struct Q2_K {
 
 struct Q3_K {
     static constexpr int numbers = 256, bytes = 110;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers, 16>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const uint8_t* packed = block + 96;  // 16 scales of 6 bits
         const float scale = half_at(block + 108);
         for (int i = 0; i < 16; ++i) {
@@ -158,7 +174,8 @@ struct Q3_K {
 
 struct Q4_K {
     static constexpr int numbers = 256, bytes = 144;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         read_eight(block, block + 4, to);
         for (int n = 0; n < 4; ++n) halves<32>(block + 16 + 32 * n, to.code + 64 * n, to.code + 64 * n + 32);
     }
@@ -166,7 +183,8 @@ struct Q4_K {
 
 struct Q5_K {
     static constexpr int numbers = 256, bytes = 176;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         read_eight(block, block + 4, to);
         for (int n = 0; n < 4; ++n) halves<32>(block + 48 + 32 * n, to.code + 64 * n, to.code + 64 * n + 32);
         for (int n = 0; n < 8; ++n)
@@ -176,7 +194,8 @@ struct Q5_K {
 
 struct Q6_K {
     static constexpr int numbers = 256, bytes = 210;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers, 16>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block + 208);
         for (int i = 0; i < 16; ++i) to.scale[i] = scale * float(int8_t(block[192 + i])), to.offset[i] = 0;
         for (int n = 0; n < 2; ++n) {
@@ -191,13 +210,14 @@ struct Q6_K {
 
 struct IQ4_XS {
     static constexpr int numbers = 256, bytes = 136;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Codes<numbers>& to) {
+    using Block = Codes<numbers>;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block);
-        const uint32_t upper = word_at(block + 2, 2);
+        const uint32_t upper = word_at(block + 2);  // and two bytes more
         for (int i = 0; i < 8; ++i) {
             const int six = (block[4 + i / 2] >> 4 * (i % 2) & 15) | int(upper >> 2 * i & 3) << 4;
-            to.scale[2 * i] = to.scale[2 * i + 1] = scale * float(six - 32);
-            to.offset[2 * i] = to.offset[2 * i + 1] = 0;
+            to.scale[i] = scale * float(six - 32);
+            to.offset[i] = 0;
             halves<16>(block + 8 + 16 * i, to.code + 32 * i, to.code + 32 * i + 16);
         }
         look_up<256>(to.code, kCurve);
@@ -210,7 +230,7 @@ struct Group {  // of 16 numbers
     Vec<float> part[kGroup / kLanes<float>];
 };
 
-template <int NUMBERS> CLEARHEAD_INLINE Group group_of(const Codes<NUMBERS>& codes, int g) {
+template <int NUMBERS, int SHARE> CLEARHEAD_INLINE Group group_of(const Codes<NUMBERS, SHARE>& codes, int g) {
     const int8_t* code = codes.code + g * kGroup;
     Group group;
 #if defined(__AVX512F__)
@@ -226,7 +246,8 @@ template <int NUMBERS> CLEARHEAD_INLINE Group group_of(const Codes<NUMBERS>& cod
     for (int i = 0; i < kGroup / kLanes<float>; ++i) group.part[i] = load(whole + i * kLanes<float>);
 #endif
     for (Vec<float>& part : group.part)
-        part = fma(broadcast<float>(codes.scale[g]), part, broadcast<float>(codes.offset[g]));
+        part = fma(broadcast<float>(codes.scale[g * kGroup / SHARE]), part,
+                   broadcast<float>(codes.offset[g * kGroup / SHARE]));
     return group;
 }
 
@@ -243,7 +264,8 @@ CLEARHEAD_INLINE Group group_of(const Sixteen& block, int) {
 
 template <int BYTES, bool BF16> struct Single16 {
     static constexpr int numbers = kGroup, bytes = BYTES * kGroup;
-    CLEARHEAD_INLINE void read(const uint8_t* block, Sixteen& to) {
+    using Block = Sixteen;
+    CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         if constexpr (BYTES == 4) {
             std::memcpy(to.number, block, bytes);
         } else {
@@ -261,20 +283,20 @@ using Q4_1 = Plain<4, true, 0>;
 using Q5_0 = Plain<5, false, 16>;
 using Q5_1 = Plain<5, true, 0>;
 
-template <class K> struct Read {  // a block of packing K, as it is read from a file
-    std::conditional_t<std::is_same_v<K, F32> || std::is_same_v<K, F16> || std::is_same_v<K, BF16>, Sixteen,
-                       Codes<K::numbers>>
-        block;
-    Read(const uint8_t* from) { K::read(from, block); }
-};
+// A block as it is read from a file.
+template <class K> CLEARHEAD_INLINE typename K::Block block_at(const uint8_t* from) {
+    typename K::Block block;
+    K::read(from, block);
+    return block;
+}
 
 // Unpacks the numbers `first` … `last` of a row: whole blocks, or any count of single numbers, the last of them padded
 // with zeros to 16.
 template <class K> void unpack(const uint8_t* row, int64_t first, int64_t last, float* to) {
     const auto write = [&](const uint8_t* block) {
-        const Read<K> read(block);
+        const typename K::Block read = block_at<K>(block);
         for (int g = 0; g < K::numbers / kGroup; ++g) {
-            const Group group = group_of(read.block, g);
+            const Group group = group_of(read, g);
             for (int i = 0; i < kGroup / kLanes<float>; ++i, to += kLanes<float>) store(to, group.part[i]);
         }
     };
@@ -291,10 +313,11 @@ template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (
                                                           const float* x, Vec<float> (&sum)[ROWS]) {
     int64_t k = 0;
     for (int64_t from = 0; k + K::numbers <= columns; k += K::numbers, from += K::bytes) {
-        const Read<K> read[] = {rows[0] + from, rows[1] + from, rows[2] + from, rows[3] + from};
+        typename K::Block read[ROWS];
+        for (int r = 0; r < ROWS; ++r) K::read(rows[r] + from, read[r]);
         for (int g = 0; g < K::numbers / kGroup; ++g) {
             Group group[ROWS];
-            for (int r = 0; r < ROWS; ++r) group[r] = group_of(read[r].block, g);
+            for (int r = 0; r < ROWS; ++r) group[r] = group_of(read[r], g);
             for (int i = 0; i < kGroup / kLanes<float>; ++i)
                 for (int r = 0; r < ROWS; ++r)
                     sum[r] = fma(load(x + k + g * kGroup + i * kLanes<float>), group[r].part[i], sum[r]);
