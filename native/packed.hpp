@@ -66,7 +66,7 @@ template <class K> struct Forward {
         for (int64_t r = 0; r < count; r += 4) {
             Vec<float> sum[lanes < 4 ? 4 : lanes] = {}, (&four)[4] = reinterpret_cast<Vec<float>(&)[4]>(sum);
             const uint8_t* const rows[] = {row(r), row(r + 1), row(r + 2), row(r + 3)};
-            const int64_t done = dot<K>(rows, job.columns, job.x, four), rest = job.columns - done;
+            const int64_t done = dot<K>(rows, 4 * job.pitch, job.columns, job.x, four), rest = job.columns - done;
             if (rest) {
                 float x[kGroup] = {}, w[kGroup];
                 std::memcpy(x, job.x + done, 4 * rest);

@@ -309,12 +309,15 @@ template <class K> void unpack(const uint8_t* row, int64_t first, int64_t last, 
 }
 
 // sum[r] += Σ_k x[k]·row r [k], lane by lane, over all blocks but a last one that is not whole; returns their numbers.
-template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (&rows)[ROWS], int64_t columns,
-                                                          const float* x, Vec<float> (&sum)[ROWS]) {
+template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (&rows)[ROWS], int64_t ahead,
+                                                          int64_t columns, const float* x, Vec<float> (&sum)[ROWS]) {
     int64_t k = 0;
     for (int64_t from = 0; k + K::numbers <= columns; k += K::numbers, from += K::bytes) {
         typename K::Block read[ROWS];
-        for (int r = 0; r < ROWS; ++r) K::read(rows[r] + from, read[r]);
+        for (int r = 0; r < ROWS; ++r) {
+            __builtin_prefetch(rows[r] + from + ahead);
+            K::read(rows[r] + from, read[r]);
+        }
         for (int g = 0; g < K::numbers / kGroup; ++g) {
             Group group[ROWS];
             for (int r = 0; r < ROWS; ++r) group[r] = group_of(read[r], g);
