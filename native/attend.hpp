@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "products.hpp"
+
 namespace clearhead {
 
 enum class Type : int32_t { f64, f32, bf16, f16 };
@@ -197,6 +199,7 @@ struct Kernel {
     Pass<OtherJob> others;
     Pass<EffectJob> effects;
     Pass<GradientJob> gradient_spans, gradients;
+    ProductPass (*products)(Packing, bool back);
 };
 
 // One instruction set.

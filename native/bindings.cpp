@@ -4,7 +4,9 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -206,6 +208,49 @@ void effects(int threads, const Described& d, const Input& q, const Input& k, co
     work(find_effects, job);
 }
 
+struct PackingFacts {
+    const char* name;
+    int64_t numbers, bytes;  // of a block
+};
+#define CLEARHEAD_PACKING_FACTS(name, numbers, bytes) {#name, numbers, bytes},
+const PackingFacts packings[] = {CLEARHEAD_PACKINGS(CLEARHEAD_PACKING_FACTS)};
+
+// out (tokens, rows) = x·Wᵀ, or where `back`, out (tokens, columns) = x·W; W's rows are those of `data` in this order.
+void product(int threads, int packing, const Input& data, std::optional<Input> order, int64_t columns, const Input& x,
+             const Taken& out, bool back) {
+    check(threads > 0 && packing >= 0 && packing < int(std::size(packings)), "packing");
+    const PackingFacts& facts = packings[packing];
+    check(data.ndim() == 2 && data.itemsize() == 1 && columns >= 0 && columns % facts.numbers == 0, "columns");
+    check(int64_t(data.shape(1)) == columns / facts.numbers * facts.bytes && data.stride(1) == 1, "data");
+    const int64_t stored = int64_t(data.shape(0)), rows = order ? int64_t(order->size()) : stored;
+    const int64_t* places = whole<int64_t>(order, rows, "order");
+    for (int64_t i = 0; places && i < rows; ++i) check(places[i] >= 0 && places[i] < stored, "order");
+    check(x.ndim() == 2 && x.itemsize() == 4 && out.itemsize() == 4 && out.ndim() == 2, "x");
+    const int64_t tokens = int64_t(x.shape(0)), width = back ? rows : columns;
+    whole<float>(x, tokens * width, "x");
+    check(int64_t(out.shape(0)) == tokens && int64_t(out.shape(1)) == (back ? columns : rows), "out");
+    const ProductJob job{Packing(packing),
+                         static_cast<const uint8_t*>(data.data()),
+                         data.stride(0),
+                         places,
+                         rows,
+                         columns,
+                         tokens,
+                         static_cast<const float*>(x.data()),
+                         static_cast<float*>(out.data()),
+                         back,
+                         std::max<int64_t>(64, facts.numbers),
+                         threads};
+    if (tokens == 0 || rows == 0 || columns == 0) return;
+    bool done;
+    last_look = std::chrono::steady_clock::now();
+    {
+        Released released;
+        done = multiply(job, interrupted);
+    }
+    if (!done) throw nb::python_error();
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -235,6 +280,13 @@ NB_MODULE(_native, m) {
     m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "known"_a, "answers"_a);
     m.def("others", &others);
     m.def("effects", &effects);
+    m.def("product", &product, "threads"_a, "packing"_a, "data"_a, "order"_a.none(), "columns"_a, "x"_a, "out"_a,
+          "back"_a);
+    m.def("packings", [] {
+        nb::list names;
+        for (const PackingFacts& facts : packings) names.append(facts.name);
+        return names;
+    });
     m.def("statistics", [] {
         nb::list names;
         for (const char* name : statistics) names.append(name);

@@ -20,12 +20,14 @@ namespace clearhead {
 bool multiplies_in_tiles = false;
 
 // Fills a level, of which each part is a unit of its own.
-#define CLEARHEAD_LEVEL(which)                                                                                         \
-    void fill_received_##which(Level&);                                                                                \
-    void fill_gradients_##which(Level&);                                                                               \
-    void fill_effects_##which(Level&);                                                                                 \
-    [[maybe_unused]] static inline void fill_##which(Level& level) {                                                   \
-        fill_received_##which(level), fill_gradients_##which(level), fill_effects_##which(level), level.name = #which; \
+#define CLEARHEAD_LEVEL(which)                                                                    \
+    void fill_received_##which(Level&);                                                           \
+    void fill_gradients_##which(Level&);                                                          \
+    void fill_effects_##which(Level&);                                                            \
+    void fill_packed_##which(Level&);                                                             \
+    [[maybe_unused]] static inline void fill_##which(Level& level) {                              \
+        fill_received_##which(level), fill_gradients_##which(level), fill_effects_##which(level); \
+        fill_packed_##which(level), level.name = #which;                                          \
     }
 CLEARHEAD_LEVEL(avx512bf16)
 [[maybe_unused]] static inline void fill_amx(Level& level) {  // the same code, which looks at multiplies_in_tiles

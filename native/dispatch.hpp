@@ -31,4 +31,7 @@ bool differentiate(GradientJob job, bool (*stop)());
 bool find_others(OtherJob job, bool (*stop)());
 bool find_effects(EffectJob job, bool (*stop)());
 
+// A product by packed weights.
+bool multiply(ProductJob job, bool (*stop)());
+
 }  // namespace clearhead

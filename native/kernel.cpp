@@ -1,9 +1,10 @@
 // One part of a kernel. CMakeLists.txt compiles this file once per instruction set and part, with the level's flags,
 // its name CLEARHEAD_LEVEL, and the part's file CLEARHEAD_PART: received (the passes over queries), gradients (the
-// backward pass) or effects (the passes that compute the weights again).
+// backward pass), effects (the passes that compute the weights again) or packed (products by a model's weights).
 //
 // Read in this order: simd, amx, tiles, packing, rules, top, softmax_state, key_blocks, rows,
-// row_results, received, weight_tiles, operand, columns, gradients, others, strongest, effects.
+// row_results, received, weight_tiles, operand, columns, gradients, others, strongest, effects; products, packings,
+// packed.
 #define CLEARHEAD_TEXT_(a) #a
 #define CLEARHEAD_TEXT(a) CLEARHEAD_TEXT_(a)
 #include CLEARHEAD_TEXT(CLEARHEAD_PART.hpp)

@@ -282,4 +282,18 @@ bool differentiate(GradientJob job, bool (*stop)()) {
     return true;
 }
 
+bool multiply(ProductJob job, bool (*stop)()) {
+    struct Context {
+        const ProductJob& job;
+        const ProductPass pass;
+    } context{job, level()->f32.products(job.packing, job.back)};
+    const auto body = [](const void* given, int64_t task, void* scratch) {
+        const Context& all = *static_cast<const Context*>(given);
+        all.pass.run(all.job, task, scratch);
+    };
+    const bool small = double(job.rows) * double(job.columns) * double(job.tokens) < kSingleThread;
+    const int threads = small ? 1 : job.threads;
+    return run({context.pass.tasks(job), threads, body, &context, context.pass.scratch_bytes(job), stop});
+}
+
 }  // namespace clearhead

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import conftest
 import seeds
 import test_parity
+import test_products
 from clearhead import engines
 from clearhead.core.arrays import FLOATS, statistics_dtype
 from clearhead.core.axes import Array
@@ -84,6 +85,7 @@ if __name__ == "__main__":
         test_parity.test_products_from_the_keys_side,
     ):
         test("compiled")
+    test_products.test_products_are_those_of_the_unpacked_numbers()
     given(case=cases(most=20_000))(gradients)()
     for _ in range(count):
         ragged(seeds.fresh())

@@ -1,64 +1,86 @@
-"""Products with a model's weights: NumPy's numbers from threads of ours, with BLAS's own threads as they were."""
-
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
+"""Products by weights as files pack them: those of the unpacked numbers, with the same bits in any company."""
 
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.models import weights
+from clearhead.core.arrays import bfloat16
+from clearhead.engines import native
+from clearhead.models.weights import Stored
+
+NUMBERS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": bfloat16}
+HALVES = {  # where a block has a float16, which random bits may make infinite
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def two_threads():
-    before = ch.get_num_threads()
-    ch.set_num_threads(2)
-    yield
-    ch.set_num_threads(before)
+@st.composite
+def tensors(draw) -> tuple[Stored, np.ndarray, np.random.Generator]:
+    """A matrix of random bits in any packing, and its numbers as NumPy or gguf unpack them, (d_out, d_in)."""
+    rng, kind = np.random.default_rng(draw(st.integers(0))), draw(st.sampled_from(sorted(native.PACKINGS)))
+    rows = draw(st.integers(1, 70))
+    if kind in NUMBERS:
+        data = rng.standard_normal((rows, draw(st.integers(1, 1100)))).astype(NUMBERS[kind])
+        numbers = data.astype(np.float32)
+    else:
+        size, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        data = rng.integers(0, 256, (rows, draw(st.integers(1, 1300 // size)), width), np.uint8)
+        for place in HALVES.get(kind, (0,)):
+            data[..., place + 1] &= 0xBF if kind != "MXFP4" else 0xFF
+        if kind == "MXFP4":
+            data[..., 0] = rng.choice([0, 1, 2, 3, 100, 127, 140], data.shape[:2])
+        data = data.reshape(rows, -1)
+        numbers = quants.dequantize(data, GGMLQuantizationType[kind])
+    transposed = kind in NUMBERS and draw(st.booleans())
+    tensor = Stored(kind, numbers.shape[:: -1 if transposed else 1], data, transposed)
+    numbers = numbers.T if transposed else numbers
+    if draw(st.booleans()):
+        start, stop = sorted(rng.choice(len(numbers) + 1, 2, replace=False).tolist())
+        tensor, numbers = tensor.part(start, stop), numbers[start:stop]
+    if draw(st.booleans()) and not transposed:
+        order = rng.permutation(len(numbers))
+        tensor = Stored(kind, numbers.shape, tensor.data, order=order)
+        numbers = numbers[order]
+    return tensor, numbers.astype(np.float64), rng
 
 
-@given(rows=st.integers(1, 70), lead=st.sampled_from([(), (1,), (3,)]), wide=st.integers(1, 70), seed=st.integers(0))
-def test_products_are_numpys(rows, lead, wide, seed):
-    rng = np.random.default_rng(seed)
-    kind = rng.choice([np.float32, np.float64])
-    x, w = rng.standard_normal((*lead, rows, 33)).astype(kind), rng.standard_normal((wide, 33)).astype(kind).T
-    before, weights._SHARED = weights._SHARED, 0  # every product is shared
+def close(made: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
+    """A sum's error is a few roundings of the sum of magnitudes, for each of which float32 has 2⁻²⁴."""
+    allowed = 2.0**-24 * (4 + len(w)) * (np.abs(x) @ np.abs(w)) + 1e-37
+    assert made.shape == allowed.shape
+    assert (np.abs(made - x @ w) <= allowed).all()
+
+
+@pytest.mark.skipif(not native.PACKINGS, reason="the kernel is not compiled")
+@given(tensors(), st.integers(1, 40), st.sampled_from([(), (1,), (2,)]))
+def test_products_are_those_of_the_unpacked_numbers(drawn, tokens, lead):
+    tensor, w, rng = drawn
+    x, g = (rng.standard_normal((*lead, tokens, size)).astype(np.float32) for size in tensor.shape[::-1])
+    made, back = tensor.product(x), tensor.product(g, back=True)
+    close(made, x.astype(np.float64), w.T)
+    close(back, g.astype(np.float64), w)
+    np.testing.assert_allclose(tensor.product(x.astype(np.float64)), x @ w.T, 1e-9, 1e-9)
+    np.testing.assert_allclose(tensor.product(g.astype(np.float64), back=True), g @ w, 1e-9, 1e-9)
+    before, start = ch.get_num_threads(), rng.integers(0, tokens)
+    some = slice(start, start + int(rng.integers(1, 6)))
+    ch.set_num_threads(1 + before % 3)
     try:
-        made = weights.product(x, w)
+        np.testing.assert_array_equal(tensor.product(x[..., some, :]), made[..., some, :])
+        np.testing.assert_array_equal(tensor.product(g[..., some, :], back=True), back[..., some, :])
     finally:
-        weights._SHARED = before
-    assert (made.shape, made.dtype) == ((*lead, rows, wide), kind)
-    np.testing.assert_allclose(made, x @ w, rtol=1e-5 if kind == np.float32 else 1e-12, atol=1e-5)
+        ch.set_num_threads(before)
 
 
-def test_blas_has_its_threads_again_after_products_at_once():
-    blas = weights._blas()
-    before = [each.num_threads for each in blas]
-    counts = [2 - place % 2 for place in range(len(blas))]  # where there is more than one BLAS, not the same
-    for each, count in zip(blas, counts, strict=True):
-        each.set_num_threads(count)
-    x, w = np.ones((400, 200), np.float32), np.ones((200, 300), np.float32)
-    with ThreadPoolExecutor(6) as pool:
-        assert all((made == 200).all() for made in pool.map(lambda _: weights.product(x, w), range(60)))
-    assert [each.num_threads for each in blas] == counts
-    with pytest.raises(ValueError, match="mismatch"):
-        weights.product(x, w.T)
-    assert [each.num_threads for each in blas] == counts
-    for each, count in zip(blas, before, strict=True):
-        each.set_num_threads(count)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads, which is what is tested
-def test_a_forked_process_makes_threads_of_its_own():
-    x, w = np.ones((400, 200), np.float32), np.ones((200, 300), np.float32)
-    weights.product(x, w)
-    child = os.fork()
-    if not child:
-        signal.alarm(30)  # rather than wait for threads that the fork left behind
-        os._exit(0 if (weights.product(x, w) == 200).all() else 1)
-    assert os.waitpid(child, 0)[1] == 0
+@pytest.mark.parametrize("kind", ["IQ2_XS", "TQ1_0"])
+def test_other_packings_are_unpacked_by_gguf_for_a_product(kind, monkeypatch):
+    monkeypatch.setattr("clearhead.models.weights._ROWS", 1024)
+    size, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 60, (7, 2 * width), np.uint8)
+    w = quants.dequantize(data, GGMLQuantizationType[kind]).astype(np.float64)
+    x, tensor = rng.standard_normal((3, 2 * size)).astype(np.float32), Stored(kind, w.shape, data)
+    close(tensor.product(x), x.astype(np.float64), w.T)
+    close(tensor.product(x[:, :7], back=True), x[:, :7].astype(np.float64), w)

@@ -39,6 +39,9 @@ _NUMBERS = (*State._fields, "rows", "keys", "entropy", "distance", "whole", "oth
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
 
 
+PACKINGS = {} if kernel is None else {name: place for place, name in enumerate(kernel.packings())}  # of weights
+
+
 def level() -> str:
     """The instruction set in use, such as "avx2"; "" if the kernel cannot run."""
     return "" if kernel is None else kernel.level()
@@ -328,3 +331,18 @@ def others(call: Call, g: Array) -> Others:
     results = no_keys((problem.batch, problem.heads, problem.queries))
     run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results)
     return results
+
+
+def multiply(x: Array, data: Array, packing: str, columns: int, order: Array | None, *, back: bool) -> Array:
+    """x·Wᵀ, (tokens, rows), for x (tokens, columns); where `back`, x·W, (tokens, columns), for x (tokens, rows).
+
+    Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
+    data      (stored rows, …): W's rows as a file packs them, one of PACKINGS
+    columns   how many numbers a row has
+    order     which of the stored rows are W's, in this order; None: all as they are
+    """
+    x = np.ascontiguousarray(x)
+    width = columns if back else len(data) if order is None else len(order)
+    out = np.zeros((len(x), width), np.float32) if back else np.empty((len(x), width), np.float32)
+    kernel.product(get_num_threads(), PACKINGS[packing], data.view(np.uint8), order, columns, x, out, back)
+    return out

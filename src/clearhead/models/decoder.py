@@ -16,7 +16,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import ACTIVATIONS, CACHED, Angles, Config, norm_back, normed, turned
 from clearhead.models.protocol import Each, LayerRun
-from clearhead.models.weights import Weights, product
+from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text
 
@@ -59,7 +59,7 @@ class Decoder:
 
     def linear(self, x: Array, name: str) -> Array:
         """x·Wᵀ + b, with b where the model has one."""
-        made = product(x, self.weights[f"{name}.weight"].T)
+        made = self.weights.product(x, f"{name}.weight")
         bias = self.weights.get(f"{name}.bias")
         return made if bias is None else made + bias
 

@@ -29,7 +29,6 @@ from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
 from clearhead.models.families import ACTIVATIONS, turned
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
-from clearhead.models.weights import product
 from clearhead.ops.matrix import AttentionMatrix
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
@@ -198,7 +197,10 @@ def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> 
         if not len(some):
             continue
         chosen = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        direction = product(by_raw, decoder.weights[decoder.unembedding]) if chosen is None else by_raw[some] @ chosen
+        if chosen is None:
+            direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
+        else:
+            direction = by_raw[some] @ chosen
         result[position] = decoder.normed("output_norm", row, direction * config.logit_scale)
     return result
 
@@ -234,15 +236,15 @@ def through(
         middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
         upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
-        by_heads = product(by_output, decoder.weights[f"{name}attn_output.weight"])
+        by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
         g = split(by_heads, decoder.config.d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
-        by_x = product(join(by["v"]), decoder.weights[f"{name}attn_v.weight"])
+        by_x = decoder.weights.product(join(by["v"]), f"{name}attn_v.weight", back=True)
         for part in "qk":
             plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
             plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
-            by_x = by_x + product(join(plain), decoder.weights[f"{name}attn_{part}.weight"])
+            by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
         upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
         for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
@@ -257,15 +259,13 @@ def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) 
     output = upstream
     if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
         output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
-    by_inner = product(
-        decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream),
-        w[name + "ffn_down.weight"],
-    )
+    by_output = decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream)
+    by_inner = w.product(by_output, f"{name}ffn_down.weight", back=True)
     if gate is None:
-        by_y = product(by_inner * slope, w[name + "ffn_up.weight"])
+        by_y = w.product(by_inner * slope, f"{name}ffn_up.weight", back=True)
     else:
-        by_y = product(by_inner * value, w[name + "ffn_up.weight"])
-        by_y = by_y + product(by_inner * up * slope, w[name + "ffn_gate.weight"])
+        by_y = w.product(by_inner * value, f"{name}ffn_up.weight", back=True)
+        by_y = by_y + w.product(by_inner * up * slope, f"{name}ffn_gate.weight", back=True)
     return decoder.normed(name + "ffn_norm", middle, by_y)
 
 

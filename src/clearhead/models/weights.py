@@ -1,39 +1,26 @@
 """A model's weights as they are stored, memory-mapped and packed, and which of them a decoder has.
 
-They become float32 when a layer runs; missing, strange and surplus ones are refused, fused ones are cut.
-
-BLAS computes products with one thread, and threads of ours share the rows or columns: BLAS's threads wait for each
-other by spinning, which beside other programs took four times as long as one thread, and takes processors from
-attention's.
+The compiled kernel multiplies by them as they lie in the file. Where it cannot, NumPy multiplies by some rows at a time
+in float32, so that nothing is unpacked for longer than a product. Missing, strange and surplus weights are refused,
+fused ones are cut.
 
 Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … Linear weights are (d_out, d_in).
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from math import prod
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room_for_file, free_bytes
-from clearhead.engines.threads import get_num_threads
+from clearhead.engines import native
 from clearhead.errors import FileError, MissingExtraError
 from clearhead.models.families import Config
 
-_UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
-_ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
-_SHARED = 2**21  # multiplications of a product that threads share
-_lock = Lock()
-_inside = [0]  # products that are computed at this moment
-_before: list[int] = []  # the threads of each BLAS before the first of them
+_ROWS = 2**22  # numbers that NumPy unpacks at a time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,8 +64,31 @@ class Stored:
 
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
-        order = np.arange(start, stop) if self.order is None else self.order[start:stop]
-        return Stored(self.kind, (stop - start, *self.shape[1:]), self.data, self.transposed, order, self.plus)
+        data, order = self.data, self.order
+        if order is not None:
+            order = order[start:stop]
+        else:
+            data = data[:, start:stop] if self.transposed else data[start:stop]
+        return Stored(self.kind, (stop - start, *self.shape[1:]), data, self.transposed, order, self.plus)
+
+    def product(self, x: Array, *, back: bool = False) -> Array:
+        """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out). W is this tensor, (d_out, d_in)."""
+        rows = x.reshape(-1, x.shape[-1])
+        if x.dtype == np.float32 and self.kind in native.PACKINGS and not native.missing():
+            turned = back != self.transposed  # what is stored as (d_in, d_out) is its transpose
+            columns = self.shape[0 if self.transposed else 1]
+            made = native.multiply(rows, self.data, self.kind, columns, self.order, back=turned)
+        else:
+            made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
+            step = max(1, _ROWS // self.shape[1])
+            for start in range(0, self.shape[0], step):
+                some = slice(start, start + step)
+                w = self.rows(some, x.dtype.type)
+                if back:
+                    made += rows[:, some] @ w
+                else:
+                    made[:, some] = rows @ w.T
+        return made.reshape(*x.shape[:-1], -1)
 
 
 def packings() -> tuple[Any, Any]:
@@ -92,42 +102,19 @@ def packings() -> tuple[Any, Any]:
     return quants, GGMLQuantizationType
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Weights:
-    """The tensors of a model by name, in the dtype in which it runs. What was unpacked stays up to `budget` bytes.
-
-    budget   half of the memory that is free when the model is loaded
-    Layers run in the same order in every pass: what no longer fits is unpacked anew in each pass, and what came first
-    stays, since dropping the oldest would drop each layer just before it is needed.
-    """
+    """The tensors of a model by name, in the dtype in which it runs."""
 
     stored: Mapping[str, Stored]
     dtype: type[np.floating[Any]] = np.float32
-    budget: int = field(default_factory=lambda: free_bytes() // 2)
-    kept: dict[str, Array] = field(default_factory=dict)
-    used: int = 0
 
     def __contains__(self, name: object) -> bool:
         return name in self.stored
 
     def __getitem__(self, name: str) -> Array:
-        """A tensor, (d_out, d_in) or (d,)."""
-        if name in self.kept:
-            return self.kept[name]
-        tensor = self.stored[name]
-        if len(tensor.shape) == 2 and (tensor.kind != "F32" or tensor.order is not None):
-            columns = np.empty(tensor.shape[::-1], self.dtype)  # contiguous: BLAS multiplies one token faster so
-            step = max(1, _UNPACKED // tensor.shape[-1])
-            for start in range(0, tensor.shape[0], step):
-                columns[:, start : start + step] = tensor.rows(slice(start, start + step), self.dtype).T
-            array = columns.T
-        else:
-            array = tensor.rows(dtype=self.dtype)
-        size = 0 if np.may_share_memory(array, tensor.data) else array.nbytes
-        if self.used + size <= self.budget:
-            self.kept[name] = array
-            self.used += size
-        return array
+        """A tensor, (d_out, d_in) or (d,), unpacked."""
+        return self.stored[name].rows(dtype=self.dtype)
 
     def get(self, name: str) -> Array | None:
         """The tensor, or None where the model has none of that name."""
@@ -137,15 +124,9 @@ class Weights:
         """Some rows of a matrix; only they are unpacked."""
         return self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
 
-    def product(self, x: Array, name: str) -> Array:
-        """x·Wᵀ for x (…, d_in); a matrix that the budget cannot hold is unpacked some rows at a time."""
-        tensor = self.stored[name]
-        if name in self.kept or self.used + 4 * tensor.size <= self.budget:
-            return product(x, self[name].T)
-        step = max(1, _ROWS // tensor.shape[-1])
-        starts = range(0, tensor.shape[0], step)
-        parts = (tensor.rows(slice(start, start + step), self.dtype).T for start in starts)
-        return np.concatenate([product(x, part) for part in parts], axis=-1)
+    def product(self, x: Array, name: str, *, back: bool = False) -> Array:
+        """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out), which takes a derivative back through x·Wᵀ."""
+        return self.stored[name].product(x, back=back)
 
 
 _OPTIONAL = "?"  # before a name: the model may lack it
@@ -181,7 +162,6 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
-    _check_memory(path, known)
     return known
 
 
@@ -236,73 +216,3 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
             result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
             start += size
     return result
-
-
-def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
-    """Raise FileError where not even the largest layer fits into the free memory in float32."""
-    sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        layer = name.split(".")[1] if name.startswith("blk.") else name
-        sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
-    check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")
-
-
-def product(x: Array, w: Array) -> Array:
-    """x·W for x (…, tokens, d_in) and W (d_in, d_out), as one product of matrices."""
-    rows = x.reshape(-1, x.shape[-1])
-    made = np.empty((len(rows), w.shape[-1]), np.result_type(x, w))
-    with _one_thread():
-        count = get_num_threads()
-        if count == 1 or rows.size * w.shape[-1] < _SHARED:
-            np.matmul(rows, w, out=made)
-        else:
-            by_rows, size = len(rows) >= 8 * count, len(rows) if len(rows) >= 8 * count else w.shape[-1]
-            parts = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
-
-            def part(some: slice) -> None:
-                if by_rows:
-                    np.matmul(rows[some], w, out=made[some])
-                else:
-                    made[:, some] = rows @ w[:, some]
-
-            waiting = [_threads(count - 1).submit(part, some) for some in parts[1:]]
-            part(parts[0])
-            for one in waiting:
-                one.result()
-    return made.reshape(*x.shape[:-1], -1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, BLAS computes with one thread; it has those of before when no product is computed any more."""
-    blas = _blas()
-    with _lock:
-        if not _inside[0]:
-            _before[:] = [one.num_threads for one in blas]
-            for one in blas:
-                one.set_num_threads(1)
-        _inside[0] += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside[0] -= 1
-            if not _inside[0]:
-                for one, count in zip(blas, _before, strict=True):
-                    one.set_num_threads(count)
-
-
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads that wait without spinning; a forked process makes its own."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_threads.cache_clear)
-    return ThreadPoolExecutor(count, "clearhead product")
-
-
-@cache
-def _blas() -> list[Any]:
-    """What sets the number of threads of the BLAS that NumPy computes with."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(user_api="blas").lib_controllers
