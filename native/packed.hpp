@@ -35,15 +35,20 @@ template <class K> struct Forward {
     float* weights;              // (kRows, kDepth), unpacked
     Vec<float>* kept;            // (tokens, kRows): sums that go on with the next columns, lane by lane
 
-    static int64_t tasks(const ProductJob& job) { return (job.rows + kRows - 1) / kRows; }
+    // Of one token, a task has many rows, so that what it prefetches is its own.
+    static int64_t rows_of(const ProductJob& job) {
+        const int64_t share = job.rows / (8 * job.threads) / kRows * kRows;
+        return job.tokens > 1 || share < kRows ? kRows : share;
+    }
+    static int64_t tasks(const ProductJob& job) { return (job.rows + rows_of(job) - 1) / rows_of(job); }
     static int64_t scratch_bytes(const ProductJob& job) {
         return 4 * kRows * kDepth + (job.columns > kDepth ? kBatch * kRows * kVectorBytes : 0);
     }
 
     Forward(const ProductJob& job, int64_t task, void* scratch)
         : job(job),
-          first(task * kRows),
-          count(job.rows - first < kRows ? job.rows - first : kRows),
+          first(task * rows_of(job)),
+          count(job.rows - first < rows_of(job) ? job.rows - first : rows_of(job)),
           weights(static_cast<float*>(scratch)),
           kept(reinterpret_cast<Vec<float>*>(weights + kRows * kDepth)) {}
 
@@ -62,7 +67,6 @@ template <class K> struct Forward {
     // Of one token, which waits for memory, numbers are multiplied as soon as they are unpacked.
     void alone() {
         constexpr int lanes = kLanes<float>;
-        static_assert(kRows <= 2 * lanes);
         for (int64_t r = 0; r < count; r += 4) {
             Vec<float> sum[lanes < 4 ? 4 : lanes] = {}, (&four)[4] = reinterpret_cast<Vec<float>(&)[4]>(sum);
             const uint8_t* const rows[] = {row(r), row(r + 1), row(r + 2), row(r + 3)};

@@ -45,9 +45,10 @@ constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -
 // The lower and the upper halves of COUNT bytes, less `centre`. What is stored here is loaded in parts of 16 bytes: a
 // processor waits where a load takes more than one store wrote.
 template <int COUNT> CLEARHEAD_INLINE void halves(const uint8_t* bytes, int8_t* low, int8_t* high, int centre = 0) {
-    for (int from = 0; from < COUNT; from += 16) {
-        for (int i = from; i < from + 16; ++i) low[i] = int8_t((bytes[i] & 15) - centre);
-        for (int i = from; i < from + 16; ++i) high[i] = int8_t((bytes[i] >> 4) - centre);
+    constexpr int some = COUNT % 32 ? 16 : 32;
+    for (int from = 0; from < COUNT; from += some) {
+        for (int i = from; i < from + some; ++i) low[i] = int8_t((bytes[i] & 15) - centre);
+        for (int i = from; i < from + some; ++i) high[i] = int8_t((bytes[i] >> 4) - centre);
     }
 }
 
@@ -315,7 +316,7 @@ template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (
     for (int64_t from = 0; k + K::numbers <= columns; k += K::numbers, from += K::bytes) {
         typename K::Block read[ROWS];
         for (int r = 0; r < ROWS; ++r) {
-            __builtin_prefetch(rows[r] + from + ahead);
+            for (int i = 0; i < K::bytes; i += 64) __builtin_prefetch(rows[r] + from + ahead + i);
             K::read(rows[r] + from, read[r]);
         }
         for (int g = 0; g < K::numbers / kGroup; ++g) {
