@@ -265,5 +265,6 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             else:
                 first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
                 logits = {token: float(first[token]) for token in (likeliest, *one.tokens)}
-                made.append(Rerun(value, logits, likeliest, float(np.logaddexp.reduce(first)), odds))
+                total = first[likeliest] + np.log(np.exp(first - first[likeliest]).sum())
+                made.append(Rerun(value, logits, likeliest, float(total), odds))
     return made
