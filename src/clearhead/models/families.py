@@ -5,7 +5,7 @@ They compute in the dtype of what they are given. Rotary positions (Su et al. 20
 apart, (x_i, x_{i + dims/2}), as in safetensors; GGUF's pairs of neighbours are put in this order when a file is read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import erf, log, pi, sqrt
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, blocks
 from clearhead.core.files import toml_of
+from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
@@ -76,6 +77,7 @@ class Family(NamedTuple):
     epsilon      the key of the norms' ε in config.json
     keys         of config.json where they are not Llama's
     defaults     of keys of config.json that may be missing
+    uses         other keys of config.json that may be missing
     """
 
     names: Mapping[str, str]
@@ -90,6 +92,14 @@ class Family(NamedTuple):
     epsilon: str = "rms_norm_eps"
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
+    uses: Sequence[str] = ()
+
+
+class NotInNumPyError(FileError):
+    """A sound model that is not computed here; Transformers may run its folder."""
+
+    def __init__(self, what: str, hint: str = "Transformers may run the folder with safetensors.") -> None:
+        super().__init__(what, hint)
 
 
 _TABLES = toml_of("clearhead.models", "families.toml")
@@ -101,6 +111,18 @@ def _family(names: tuple[str, ...] = ("llama",), **more: Any) -> Family:
 
 FAMILIES = {kind: _family(**table) for kind, table in _TABLES["families"].items()}
 OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
+CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # what is known of the keys of both forms
+
+
+def check_keys(path: object, stated: Mapping[str, Any], used: Container[str], known: Mapping[str, Any]) -> None:
+    """Raise NotInNumPyError for a key that is not used, unless it is known that it changes nothing or says nothing.
+
+    known   tables of families.toml: names of harmless keys, how such names begin, and harmless values of others
+    """
+    for key, value in stated.items():
+        harmless = key in known["harmless"] or key.startswith(tuple(known["begins"]))
+        if not (key in used or harmless or value is None or value in known["only"].get(key, ())):
+            raise NotInNumPyError(f"{path}: {key} is {shown(value)}, and what it changes is not known here.")
 
 
 def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array:

@@ -166,7 +166,7 @@ def _listed(name: str, place: Path) -> dict[str, Any]:
             data = json_of(place / "config.json")
             family = str(data.get("model_type"))
             paths = folder.weight_files(place)
-            stored = folder.stored(place, folder.config_of(place / "config.json", data))
+            stored = folder.stored(place, folder.config_of(place / "config.json", data), data)
         else:
             paths, file = [place], gguf.read(place)
             family, stored = str(file.metadata.get("general.architecture")), file.tensors

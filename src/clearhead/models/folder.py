@@ -9,8 +9,19 @@ from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError
-from clearhead.models.families import ACTIVATIONS, FAMILIES, OTHER_NAMES, Config, Family, Rope, of_parameters
+from clearhead.errors import FileError, shown
+from clearhead.models.families import (
+    ACTIVATIONS,
+    CONFIG,
+    FAMILIES,
+    OTHER_NAMES,
+    Config,
+    Family,
+    NotInNumPyError,
+    Rope,
+    check_keys,
+    of_parameters,
+)
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
@@ -53,17 +64,17 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     name = family_of(data)
     if name is None:
         kind, known = data.get("model_type"), ", ".join(FAMILIES)
-        raise FileError(
+        raise NotInNumPyError(
             f"{path} is for model_type {kind!r}, which does not run in NumPy.",
             f"these do: {known}; Transformers runs others.",
         )
-    for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
-        if data.get(key):
-            raise FileError(f"{path}: {key} is set, which is not computed here.", "Transformers runs it.")
     family = FAMILIES[name]
-    stated = {theirs: value for theirs, value in data.items() if value is not None}
+    used = {*CONFIG["used"], family.epsilon, *family.keys.values(), *family.defaults, *family.uses}
+    check_keys(path, data, used, CONFIG)
+    stated = {key: value for key, value in data.items() if value is not None and key in used - family.keys.keys()}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
-    return described(path, {**family.defaults, **stated, **usual}, name, family)
+    rope = {"rope_parameters": _rope_parameters(path, data, family)}
+    return described(path, {**family.defaults, **stated, **usual, **rope}, name, family)
 
 
 def check_layers(path: Path, layers: Any) -> None:
@@ -100,7 +111,7 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         positions=positions,
         vocabulary=read.whole("vocab_size"),
         epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
-        activation=_activation(path, data, family),
+        activation=_activation(read, name, family),
         centred=family.centred,
         gated=family.gated,
         tied=bool(data.get("tie_word_embeddings", False)),
@@ -120,29 +131,38 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
-    keys = ("activation_function", "hidden_activation", "hidden_act")
-    key = next((key for key in keys if data.get(key) is not None), keys[0])
-    name = data.get(key, family.activation)
-    if name == "gelu" and family.by_width:
-        name = family.activation  # Gemma's files say gelu and mean its approximation
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise FileError(f"{path}: {key} {name!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
-    return name
+def _activation(read: _Reader, name: str, family: Family) -> str:
+    made = read.data.get("hidden_act", family.activation)
+    if made == "gelu" and name == "gemma":
+        made = family.activation  # its files say gelu and mean the approximation
+    if not isinstance(made, str) or made not in ACTIVATIONS:
+        key = read.keys.get("hidden_act", "hidden_act")
+        raise NotInNumPyError(f"{read.path}: {key} {made!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
+    return made
 
 
 def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = None if read.data.get("sliding_window") is None else read.whole("sliding_window")
-    types = read.data.get("layer_types")
-    if isinstance(types, list) and len(types) == layers:
-        known = {"full_attention": False, "sliding_attention": True}
-        if unknown := next((kind for kind in types if kind not in known), None):
-            raise FileError(f"{read.path}: layer_types has {unknown!r}, which is not computed here.")
-        return tuple(window if known[kind] else None for kind in types)
-    if read.data.get("use_sliding_window"):  # Qwen2: the last layers
-        first = read.whole("max_window_layers")
-        return tuple(window if layer >= first else None for layer in range(layers))
-    return tuple(window if family.windows[layer % len(family.windows)] else None for layer in range(layers))
+    """Of each layer its window, or None: as `layer_types` lists them, or by a pattern."""
+    data, kinds = read.data, {"full_attention": False, "sliding_attention": True}
+    none = data.get("sliding_window") is None or data.get("use_sliding_window") is False
+    window = None if none else read.whole("sliding_window")
+    types, pattern = data.get("layer_types"), data.get("sliding_window_pattern")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers or any(kind not in kinds for kind in types):
+            raise NotInNumPyError(f"{read.path}: layer_types is {shown(types)}, which is not computed here.")
+        chosen = [kinds[kind] for kind in types]
+    elif isinstance(pattern, list):
+        chosen = pattern
+    elif pattern is not None:  # the last of so many has none; where the number is 0, every layer has one
+        number = read.whole("sliding_window_pattern") if pattern else 0
+        chosen = [not number or (layer + 1) % number != 0 for layer in range(layers)]
+    elif data.get("use_sliding_window"):  # Qwen2: the last layers
+        chosen = [layer >= read.number("max_window_layers", 0) for layer in range(layers)]
+    else:
+        chosen = [family.windows[layer % len(family.windows)] for layer in range(layers)]
+    if len(chosen) != layers or not all(isinstance(each, bool) for each in chosen):
+        raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected one for each layer.")
+    return tuple(window if each else None for each in chosen)
 
 
 def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
@@ -158,21 +178,38 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
 def _ropes(read: _Reader, name: str, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
     if name == "gpt2":
         return (None,) * layers
-    stated = read.data.get("rope_parameters") or read.data.get("rope_scaling") or {}
-    local = stated.get("sliding_attention")  # Gemma 3 has one kind for each kind of layer
-    whole = _rope(read, stated.get("full_attention", stated), "rope_theta", d_k, positions)
-    if name != "gemma3":
+    stated = read.data["rope_parameters"]
+    whole = _rope(read, stated.get("full_attention") or {}, "rope_theta", d_k, positions)
+    if "rope_local_base_freq" not in read.data:
         return (whole,) * layers
-    near = _rope(read, local or {}, "rope_local_base_freq", d_k, positions)
+    near = _rope(read, stated.get("sliding_attention") or {}, "rope_local_base_freq", d_k, positions)
     return tuple(near if window else whole for window in _windows(read, family, layers))
 
 
+def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """How positions turn by the kind of layer. Raises NotInNumPyError for what is said and not computed."""
+    said = {key: data.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    stated, older = said.values()
+    if stated and older and stated != older:
+        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)} and rope_scaling {shown(older)}.")
+    by_layer = "rope_local_base_freq" in family.defaults
+    if not by_layer or not stated:
+        stated = {"full_attention": stated or older}
+    rope = {key: each or {} for key, each in stated.items()} if isinstance(stated, dict) else {}
+    known = {"full_attention", "sliding_attention"}
+    if not all(isinstance(each, dict) for each in rope.values()) or not rope.keys() <= known:
+        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not computed here.")
+    used = {*CONFIG["rope"], *family.defaults} - ({"type"} if by_layer else set())  # Gemma 3's class reads rope_type
+    for each in rope.values():
+        check_keys(f"{path}: its rotary positions", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
+    return rope
+
+
 def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, positions: int) -> Rope:
+    stated = {name: value for name, value in stated.items() if value is not None}
     share = stated.get("partial_rotary_factor", read.data.get("partial_rotary_factor", 1.0))
-    if key in read.data or "rope_theta" not in stated:
-        base = read.number(key, 10_000.0, 1.0)
-    else:
-        base = _Reader(read.path, stated, {}).number("rope_theta", 10_000.0, 1.0)
+    bases = {key: stated.get("rope_theta", read.data.get(key, 10_000.0))}
+    base = _Reader(read.path, bases, read.keys).number(key, 10_000.0, 1.0)
     original = read.data.get("original_max_position_embeddings")
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
@@ -182,22 +219,28 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
         return of_parameters(parameters, base, dims, positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         what = f"{read.path}: its rotary positions cannot be read: {one_line(error)}."
-        raise FileError(what, "Transformers may run the folder with safetensors.") from None
+        raise NotInNumPyError(what) from None
 
 
-def stored(place: Path, config: Config) -> dict[str, Stored]:
-    """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
+def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, Stored]:
+    """The weights of a folder under GGUF's names, memory-mapped; `data` is its config.json. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
         for name, (kind, array) in mapped_tensors(path)[0].items():
             if name.endswith(_BUFFERS):
                 continue
             if array is None or kind not in ("F64", "F32", "F16", "BF16"):
-                raise FileError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
+                raise NotInNumPyError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = kind, array
-    return renamed(arrays, config.family)
+    result = renamed(arrays, config.family)
+    stated = {**FAMILIES[config.family].defaults, **data}
+    for key, parts in CONFIG["biases"].items():
+        biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
+        if biases and stated.get(key) is False:
+            raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
+    return result
 
 
 def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:
@@ -214,6 +257,8 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Sto
         name = key if pattern not in family.names else f"{family.names[pattern].format(number)}.{suffix}"
         turned = family.transposed and array.ndim == 2 and name.startswith("blk.")
         plus = 1.0 if family.less_one and "norm" in name else 0.0
+        if name in result:
+            raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
         result[name] = Stored(kind, array.shape[::-1] if turned else array.shape, array, turned, plus=plus)
     return result
 

@@ -15,40 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.files import mapped
-from clearhead.errors import FileError
-from clearhead.models.families import FAMILIES, Config
+from clearhead.errors import FileError, shown
+from clearhead.models.families import FAMILIES, Config, NotInNumPyError, check_keys
+from clearhead.models.families import GGUF as KEYS
 from clearhead.models.folder import described, one_line
 from clearhead.models.weights import Stored, packings
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"  # of rotary positions
 _PLAIN = {0: ("F32", "<f4"), 1: ("F16", "<f2"), 28: ("F64", "<f8"), 30: ("BF16", "<u2")}
-# The keys of an architecture, by those of Llama's config.json that say the same; the first five are never missing.
-_KEYS = {
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "v_head_dim": "attention.value_length",
-    "num_experts": "expert_count",
-    "sliding_window": "attention.sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "embedding_multiplier": "embedding_scale",
-    "attention_multiplier": "attention.scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-    "rope_theta": "rope.freq_base",
-    "rotary_dim": "rope.dimension_count",
-    "rope_type": "rope.scaling.type",
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "attention_factor": "rope.scaling.attn_factor",
-}
-_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # where 0 says that it has none
 
 
 class GGUF(NamedTuple):
@@ -136,56 +112,78 @@ def config_of(file: GGUF) -> Config:
     """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in FAMILIES:
-        raise FileError(
+        raise NotInNumPyError(
             f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",
             f"these do: {', '.join(FAMILIES)}. Of others, Transformers runs the folder with safetensors.",
         )
-    family = FAMILIES[architecture]
+    family, more = FAMILIES[architecture], KEYS["architectures"].get(architecture, {})
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
-    keys = {key: f"{architecture}.{name}" for key, name in {family.epsilon: epsilon, **_KEYS}.items()}
-    data: dict[str, Any] = {}
-    for key, name in keys.items():
-        value = file.metadata.get(name)
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]  # the same for every layer
-        if value is None and key in (family.epsilon, *list(_KEYS)[:5]):
-            raise FileError(f"{file.path} does not say {name}.")
-        if value is not None and (value or key not in _NONE):
-            data[key] = value
-    if data.get("num_experts"):
-        raise FileError(f"{file.path} has experts, which are not computed here.", "Transformers runs it.")
+    names = {family.epsilon: epsilon, **KEYS["keys"]}
+    stated = {key: value for key, value in file.metadata.items() if key.startswith(f"{architecture}.")}
+    stated = {key.removeprefix(f"{architecture}."): _of_all_layers(value) for key, value in stated.items()}
+    for other, key in KEYS["also"].items():
+        if other in stated:
+            stated.setdefault(key, stated.pop(other))
+    if missing := [key for key in (epsilon, *KEYS["needed"], *more.get("needed", ())) if key not in stated]:
+        raise FileError(f"{file.path} does not say {architecture}.{missing[0]}.")
+    known = {**KEYS, "only": {**KEYS["only"], **more.get("only", {})}}
+    check_keys(f"{file.path}: {architecture}", stated, set(names.values()), known)
+    keys = {key: f"{architecture}.{name}" for key, name in names.items()}
+    data = more.get("defaults", {}) | {key: stated[name] for key, name in names.items() if name in stated}
+    data = {key: value for key, value in data.items() if value or key not in KEYS["zero_is_none"]}
+    if "num_experts" in data:
+        raise NotInNumPyError(f"{file.path} has experts, which are not computed here.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
-    data["rope_parameters"] = _rope_parameters(file, data)
+    data["rope_parameters"] = {"full_attention": _rope_parameters(file, data)}
     windows = [True] if architecture == "llama" else family.windows  # Mistral's files say llama
     config = described(file.path, data, architecture, family._replace(windows=windows, keys=keys, defaults={}))
     if data.get("v_head_dim", config.d_k) != config.d_k:
-        raise FileError(f"{file.path}: keys and values differ in width, which is not computed here.")
+        raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not computed here.")
+    short = data.get("sliding_window", config.positions) < config.positions
+    if short and not any(config.windows) and "sliding_window_pattern" not in data:
+        what = f"{keys['sliding_window']} is {data['sliding_window']}, and of which layers is not known here."
+        raise NotInNumPyError(f"{file.path}: {what}")
     large = {"gemma2": 46, "gemma3": 62}.get(architecture) == config.layers  # the 27B models
     if large and "attention_multiplier" not in data:
         return config._replace(scales=((config.d_model / config.heads) ** -0.5,) * config.layers)
     return config
 
 
+def _of_all_layers(value: Any) -> Any:
+    """A key's value; of a list of the same number for every layer, that number."""
+    same = isinstance(value, list) and value and value.count(value[0]) == len(value) and not isinstance(value[0], bool)
+    return value[0] if same else value
+
+
 def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:
-    """How rotary positions are stretched, as config.json says it."""
-    names = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-    each, short, long = (None if (x := file.tensors.get(name)) is None else x.rows() for name in names)
+    """How rotary positions are stretched, as config.json says it; without a type by a factor, as llama.cpp does it."""
+    each, short, long = (None if (x := file.tensors.get(name)) is None else x.rows() for name in _FACTORS)
+    kind, factor = data.get("rope_type", "linear"), data.get("factor", 1.0)
+    if not isinstance(factor, (int, float)) or not factor > 0:
+        raise FileError(f"{file.path}: {shown(factor)} is the factor of its rotary positions: expected more than 0.")
+    factor, known = (1.0 if kind == "none" else factor), kind in ("none", "linear", "longrope")
+    if (short is None) != (long is None) or (each is not None and not (known and short is None)):
+        raise NotInNumPyError(f"{file.path}: how its rotary positions are stretched is not known here.")
+    if short is not None and long is not None and known:
+        kept = ("original_max_position_embeddings", "attention_factor")
+        made = {"original_max_position_embeddings": data["max_position_embeddings"], "rope_type": "longrope"}
+        made |= {key: data[key] for key in kept if key in data}
+        return made | {"short_factor": short * factor, "long_factor": long * factor}
+    if data.get("attention_factor", 1.0) != 1:
+        raise NotInNumPyError(f"{file.path}: rope.scaling.attn_factor is {data['attention_factor']}.")
     if each is not None:
-        return {"rope_type": "factors", "factors": each}
-    if short is not None and long is not None:
-        return {"rope_type": "longrope", "short_factor": short, "long_factor": long} | {
-            key: data[key] for key in ("original_max_position_embeddings", "attention_factor") if key in data
-        }
-    kind = data.get("rope_type", "none")
-    return {"rope_type": "default" if kind in ("none", "longrope") else kind, "factor": data.get("factor")}
+        return {"rope_type": "factors", "factors": each * factor}
+    return {"rope_type": "linear" if known else kind, "factor": factor}
 
 
 def stored(file: GGUF, config: Config) -> dict[str, Stored]:
     """The weights by name, with rows of W^Q and W^K in the order of safetensors."""
-    result = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("rope_")}
+    pictures = tuple(KEYS["begins"])
+    names = [name for name in file.tensors if name not in _FACTORS and not name.startswith(("v.", *pictures))]
+    result = {name: file.tensors[name] for name in names}
     if not FAMILIES[config.family].neighbours:
         return result
     for name, tensor in result.items():

@@ -327,9 +327,9 @@ def _of_folder(place: Path, name: str) -> Model:
         )
     path = place / "config.json"
     check_waits(path)
-    config = folder.config_of(path, json_of(path))
-    stored = folder.stored(place, config)
-    config = config._replace(tied=config.tied or "output.weight" not in stored)
+    config = folder.config_of(path, data := json_of(path))
+    stored = folder.stored(place, config, data)
+    config = config._replace(tied=config.tied and "output.weight" not in stored)
     decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
     template, ends = folder.chat_of(place)
     sizes = config.positions, config.vocabulary

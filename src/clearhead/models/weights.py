@@ -26,7 +26,7 @@ from clearhead.core.axes import Array
 from clearhead.core.room import check_room_for_file, free_bytes
 from clearhead.engines.threads import get_num_threads
 from clearhead.errors import FileError, MissingExtraError
-from clearhead.models.families import Config
+from clearhead.models.families import Config, NotInNumPyError
 
 _UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
@@ -157,8 +157,6 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
     A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
     """
     whole = _cut(tensors, config)
-    if config.tied:
-        whole.pop("output.weight", None)
     known = {}
     for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
         name = wanted.removeprefix(_OPTIONAL)
@@ -177,7 +175,7 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
         known[name] = whole[name]
     surplus = sorted(whole.keys() - known.keys())
     if surplus:
-        raise FileError(
+        raise NotInNumPyError(
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
