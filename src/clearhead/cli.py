@@ -179,8 +179,8 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
     prompt, hide = _prompt(options), None
     if options.chat is not None and (options.text or "").strip():
         reading = read(model, prompt)
-        if len(reading.turns) == len(prompt):  # a template may have rewritten the text
-            start, stop = reading.turns[-1]
+        start, stop = reading.turns[-1]
+        if stop > start:  # a template may have left it out
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
     asked = {
         "answer": options.why if isinstance(options.why, str) else options.answer,

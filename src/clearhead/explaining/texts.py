@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import DtypeError, FileError, SelectionError, expected
+from clearhead.models.chats import read_messages
 from clearhead.models.protocol import LanguageModel, Token, first_letter
-from clearhead.models.tokenizer import places, read_messages
+from clearhead.models.tokenizer import Reading as Reading
 from clearhead.spelling import spelled
 from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
@@ -31,14 +32,6 @@ class Split(NamedTuple):
     characters: int
 
 
-class Reading(NamedTuple):
-    """What a model is given: a text or a chat's, its tokens, and where the contents of a chat's messages stand."""
-
-    text: str
-    tokens: list[Token]
-    turns: list[tuple[int, int]]
-
-
 def read(model: LanguageModel, text: Any) -> Reading:
     """A text as it is, or a list of messages by the model's template.
 
@@ -46,14 +39,13 @@ def read(model: LanguageModel, text: Any) -> Reading:
     """
     if isinstance(text, str):
         check_unicode("text", text)
-        return Reading(text, model.tokenizer.tokens(text), [])
+        return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
-    messages = read_messages(text)
-    for message in messages:
+    for message in read_messages(text):
         check_unicode("text", message["content"])
-    whole, tokens = model.tokenizer.chat(messages)
-    return Reading(whole, tokens, places(whole, messages))
+    made: Reading = model.tokenizer.read_chat(text)
+    return made
 
 
 def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Reading:
@@ -63,7 +55,7 @@ def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Rea
         text, end = model.tokenizer.text(token), tokens[-1].stop
         tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
         whole += text
-    return Reading(whole, tokens, reading.turns)
+    return reading._replace(text=whole, tokens=tokens)
 
 
 def check_unicode(name: str, text: str) -> None:

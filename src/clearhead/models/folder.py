@@ -8,7 +8,7 @@ from typing import Any
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
-from clearhead.core.rule_values import whole_number
+from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import FileError, shown
 from clearhead.models.families import (
     ACTIVATIONS,
@@ -283,13 +283,21 @@ def tokenizer_of(place: Path) -> Any:
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
     whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    data = _json(place / "tokenizer_config.json")
     try:
         if os.path.isfile(whole):
             tokenizer = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
         elif os.path.isfile(vocabulary) and os.path.isfile(merges):
+            kind = str(data.get("tokenizer_class") or _json(place / "config.json").get("model_type", "gpt2"))
+            if not kind.lower().startswith("gpt2"):
+                raise FileError(
+                    f"{place}: a {kind} has no tokenizer.json there, and how it cuts texts is not known here.",
+                    f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers.",
+                )
             tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         else:
             raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+        _add_tokens(place, tokenizer, data)
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
@@ -299,14 +307,61 @@ def tokenizer_of(place: Path) -> Any:
     return tokenizer
 
 
-def chat_of(place: Path) -> tuple[str | None, tuple[str, str]]:
-    """A folder's chat template, and the texts that begin and end a text; None and "" where it has none."""
-    path, template = place / "tokenizer_config.json", place / "chat_template.jinja"
-    data = json_of(path) if os.path.isfile(path) else {}
-    ends = []
-    for key in ("bos_token", "eos_token"):
-        word = data.get(key)
-        word = word.get("content") if isinstance(word, dict) else word
-        ends.append(word if isinstance(word, str) else "")
-    stated = read_text(str(template)) if os.path.isfile(template) else data.get("chat_template")
-    return stated if isinstance(stated, str) else None, (ends[0], ends[1])
+def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
+    """Add the tokens that are found before a text is cut and that stand beside tokenizer.json alone."""
+    from tokenizers import AddedToken
+
+    words = _special_words(place, data)
+    more = data.get("extra_special_tokens") or data.get("additional_special_tokens") or ()
+    special = [*words.values(), *map(_text, more.values() if isinstance(more, dict) else more)]
+    if not os.path.isfile(place / "tokenizer.json"):
+        special.append("<|endoftext|>")  # GPT-2's, where no file says so
+    if "added_tokens_decoder" in data:
+        given = {int(number): AddedToken(**token) for number, token in data["added_tokens_decoder"].items()}
+    else:
+        made = _json(place / "added_tokens.json").items()
+        given = {i: AddedToken(x, normalized=x not in special, special=x in special) for x, i in made}
+    for number, token in sorted(given.items()):
+        known = tokenizer.token_to_id(token.content)
+        if (tokenizer.get_vocab_size() if known is None else known) != number:
+            raise FileError(f"{place}: its token {token.content!r} is to have the id {number}, but has {known}.")
+        tokenizer.add_tokens([token])
+    there = {token.content for token in given.values()}
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    found = [word for word in dict.fromkeys(special) if word in ids and word not in there]
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in found])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json_of(path) if os.path.isfile(path) else {}
+
+
+def _text(word: Any) -> str:
+    word = word.get("content") if isinstance(word, dict) else word
+    return word if isinstance(word, str) else ""
+
+
+def _special_words(place: Path, data: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens by their names in templates, such as eos_token; an older file beside may have them."""
+    older = {} if "added_tokens_decoder" in data else _json(place / "special_tokens_map.json")
+    names = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+    return {name: word for name in names if (word := _text({**data, **older}.get(name)))}
+
+
+def chat_of(place: Path, tokenizer: Any) -> tuple[str | None, dict[str, str], frozenset[int]]:
+    """A folder's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    data, template = _json(place / "tokenizer_config.json"), place / "chat_template.jinja"
+    words, stated = _special_words(place, data), data.get("chat_template")
+    if os.path.isfile(template):
+        stated = read_text(str(template))
+    elif isinstance(stated, list):
+        stated = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}.get("default")
+    ends = [_json(place / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    end = tokenizer.token_to_id(words["eos_token"]) if "eos_token" in words else None
+    return stated if isinstance(stated, str) else None, words, ids_in(end, *ends)
+
+
+def ids_in(*values: Any) -> frozenset[int]:
+    """The ids among these values, each of which may be one id, a list of them or nothing."""
+    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return frozenset(one for one in flat if is_whole(one) and one >= 0)

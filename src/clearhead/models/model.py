@@ -76,14 +76,14 @@ class Model:
     ) -> list[int]:
         """The ids that the model puts after a text or ids, each the likeliest (greedy); `each` iterates over them.
 
-        ends   stop before the token that ends a text; else there are `count`
+        ends   stop before a token that ends a text; else there are `count`
         run    of the first ids, whose keys and values are not computed again
         Raises ShapeError for too many, RuleError for ids or a count that cannot be.
         """
         self._check_unchanged()
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids) + count)
-        made, new, last = list[int](), list(ids), self.tokenizer.last if ends else None
+        made, new = list[int](), list(ids)
         kept, start = self.decoder.room(len(ids) + count), 0
         if run is not None:
             start = min(len(run.ids), len(ids) - 1)
@@ -93,7 +93,7 @@ class Model:
         for _ in each(range(count)):
             logits, start = self.decoder.extended(new, start, kept), start + len(new)
             new = [int(np.argmax(logits))]
-            if new[0] == last:
+            if ends and new[0] in self.tokenizer.ends:
                 break
             made += new
         return made
@@ -312,10 +312,7 @@ def _of_gguf(path: Path, name: str) -> Model:
     config = gguf.config_of(file)
     stored = weights.checked(path, gguf.stored(file, config), config)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
-    begin, end = (tokens.special(file, kind) for kind in ("bos", "eos"))
-    template = file.metadata.get("tokenizer.chat_template")
-    template = template if isinstance(template, str) else None
-    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
+    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, *tokens.chat_of(file))
     return Model(name, Decoder(config, Weights(stored)), texts)
 
 
@@ -331,9 +328,9 @@ def _of_folder(place: Path, name: str) -> Model:
     stored = folder.stored(place, config, data)
     config = config._replace(tied=config.tied and "output.weight" not in stored)
     decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
-    template, ends = folder.chat_of(place)
-    sizes = config.positions, config.vocabulary
-    return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
+    tokenizer = folder.tokenizer_of(place)
+    chat = folder.chat_of(place, tokenizer)
+    return Model(name, decoder, Tokenizer(name, tokenizer, config.positions, config.vocabulary, *chat))
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:

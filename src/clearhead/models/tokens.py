@@ -7,7 +7,7 @@ it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in whic
 from typing import Any
 
 from clearhead.errors import FileError
-from clearhead.models.folder import one_line
+from clearhead.models.folder import ids_in, one_line
 from clearhead.models.gguf import GGUF, damaged
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -49,6 +49,11 @@ CUTS: dict[str, tuple[str | None, set[str]]] = {
     "gpt-4o": (rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}", set()),
 }
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<｜end▁of▁sentence｜>", "[e~[",
+)  # fmt: skip
 
 
 def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
@@ -147,6 +152,25 @@ def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int],
 
 
 def special(file: GGUF, kind: str) -> str:
-    """The text of a special token, "bos" or "eos"; "" where the file has none."""
+    """The text of a special token, such as "bos" or "eos"; "" where the file has none."""
     number, words = file.metadata.get(f"tokenizer.ggml.{kind}_token_id"), file.metadata["tokenizer.ggml.tokens"]
     return words[number] if isinstance(number, int) and 0 <= number < len(words) else ""
+
+
+def chat_of(file: GGUF) -> tuple[str | None, dict[str, str], frozenset[int]]:
+    """A file's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    template = file.metadata.get("tokenizer.chat_template")
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
+    words = {f"{name}_token": word for name, kind in names.items() if (word := special(file, kind))}
+    return template if isinstance(template, str) else None, words, ends_of(file)
+
+
+def ends_of(file: GGUF) -> frozenset[int]:
+    """The ids of the tokens that end a reply: those that the file names, and words that llama.cpp takes for such."""
+    data, words = file.metadata, file.metadata["tokenizer.ggml.tokens"]
+    known = set(_ENDS) - ({"<|end|>"} if {"<|return|>", "<|call|>"} <= set(words) else set())  # gpt-oss ends otherwise
+    named = [
+        data.get(f"tokenizer.ggml.{kind}") for kind in ("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids")
+    ]
+    found = [number for number, word in enumerate(words) if word in known]
+    return frozenset(number for number in ids_in(found, *named) if number < len(words))

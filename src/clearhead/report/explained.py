@@ -100,6 +100,8 @@ def opening(console: Console, model: LanguageModel, read: Reading, language: Lan
     yield from wrapped(console, say(language, "tokens") + "  ", words)
     if any(token.template for token in read.tokens):
         yield note(say(language, "template"))
+    if read.dated:
+        yield note(say(language, "dated"))
     yield from split_note(split, language)
 
 
