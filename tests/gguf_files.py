@@ -54,7 +54,7 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None) -> Path:
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     tokens = ["t", "0", "t0", *(f"w{number}" for number in range(config.vocab_size - 3))]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_merges(["t 0"])
     if more is not None:

@@ -88,10 +88,11 @@ def test_a_reply_is_counted_and_stops_where_it_ends(model):
 
 
 PUBLISHED = {  # what the templates of published models have in them
-    "a block": "{% for m in messages %}<{{ m.role }}>{% generation %}{% set x = 1 %}{{ m.content }}{% endgeneration %}{{ x }}"
-    "{% endfor %}",
+    "a block": "{% for m in messages %}<{{ m.role }}>{% generation %}{% set x = 1 %}{{ m.content }}"
+    "{% endgeneration %}{{ x }}{% endfor %}",
     "json": "{{ messages | tojson(indent=1, ensure_ascii=true) }}{{ {'b': '<&>', 'a': 'é'} | tojson(sort_keys=true) }}",
-    "none": "{{ tools is none }}{{ documents is not none }}{{ pad_token }}{{ unk_token is defined }}{{ messages[0].content }}",
+    "none": "{{ tools is none }}{{ documents is not none }}{{ pad_token }}{{ unk_token is defined }}"
+    "{{ messages[0].content }}{{ 2 ** 5 }}",
     "repeated": "{{ '-' * 3 }}{{ [1] * 2 }}{% for m in messages %}{{ m.role }} {{ m.content | trim }}{% endfor %}",
     "thoughts": "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1].lstrip() }}\n{% endfor %}",
     "last first": "{% for m in messages | reverse %}[{{ m.role }}]{{ m.content }}{% break %}{% endfor %}",
@@ -142,9 +143,7 @@ def test_a_date_in_a_chat_is_said(model):
     assert "today's date" not in str(ch.explain(messages, model, verify=0))
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ 'x' * 10**9 }}", "{{ [0] * 2**40 }}", "{{ 2 ** 9 }}", "{% for i in range(9) %}"]
-)
+@pytest.mark.parametrize("template", ["{{ 'x' * 10**9 }}", "{{ [0] * 2**40 }}", "{{ 2 ** 99 }}", "{% for i in [] %}"])
 def test_a_template_without_an_end_is_refused(template):
     with pytest.raises(ch.errors.FileError, match="its chat template cannot be used"):
         rendered(template, [{"role": "user", "content": "hi"}], "a model", {})

@@ -8,10 +8,11 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import DtypeError, FileError, SelectionError, expected
+from clearhead.errors import DtypeError, SelectionError, expected
 from clearhead.models.chats import read_messages
 from clearhead.models.protocol import LanguageModel, Token, first_letter
 from clearhead.models.tokenizer import Reading as Reading
+from clearhead.models.tokenizer import check_unicode
 from clearhead.spelling import spelled
 from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
@@ -38,7 +39,6 @@ def read(model: LanguageModel, text: Any) -> Reading:
     Raises DtypeError for anything else, FileError for what is not Unicode, and what `model.tokens` and `model.chat` do.
     """
     if isinstance(text, str):
-        check_unicode("text", text)
         return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
@@ -56,16 +56,6 @@ def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Rea
         tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
         whole += text
     return reading._replace(text=whole, tokens=tokens)
-
-
-def check_unicode(name: str, text: str) -> None:
-    """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) - 0xDC00
-        kind = f"byte {byte:#04x}" if 0x80 <= byte <= 0xFF else "a lone surrogate"
-        raise FileError(f"{name} is not UTF-8: character {error.start} is {kind}.", "save it as UTF-8.") from None
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:

@@ -278,25 +278,33 @@ def weight_files(place: Path) -> list[Path]:
     raise FileError(f"{place} has no model.safetensors.", hint)
 
 
+def check_tokenizer(place: Path) -> bool:
+    """Is there a tokenizer.json? Raises FileError where neither it nor GPT-2's two files are there."""
+    if os.path.isfile(place / "tokenizer.json"):
+        return True
+    if not all(os.path.isfile(place / name) for name in ("vocab.json", "merges.txt")):
+        raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+    kind = _json(place / "tokenizer_config.json").get("tokenizer_class")
+    kind = str(kind or _json(place / "config.json").get("model_type", "gpt2"))
+    if not kind.lower().startswith("gpt2"):
+        raise FileError(
+            f"{place}: a {kind} has no tokenizer.json there, and how it cuts texts is not known here.",
+            f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers.",
+        )
+    return False
+
+
 def tokenizer_of(place: Path) -> Any:
     """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for. Raises FileError."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-    whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    whole = check_tokenizer(place)
     data = _json(place / "tokenizer_config.json")
     try:
-        if os.path.isfile(whole):
-            tokenizer = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
-        elif os.path.isfile(vocabulary) and os.path.isfile(merges):
-            kind = str(data.get("tokenizer_class") or _json(place / "config.json").get("model_type", "gpt2"))
-            if not kind.lower().startswith("gpt2"):
-                raise FileError(
-                    f"{place}: a {kind} has no tokenizer.json there, and how it cuts texts is not known here.",
-                    f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers.",
-                )
-            tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        if whole:
+            tokenizer = Tokenizer.from_buffer(read_bytes(place / "tokenizer.json", _MOST_TOKENIZER))
         else:
-            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+            tokenizer = ByteLevelBPETokenizer(str(place / "vocab.json"), str(place / "merges.txt"))
         _add_tokens(place, tokenizer, data)
     except FileError:
         raise

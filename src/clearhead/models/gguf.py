@@ -6,6 +6,7 @@ believes every length; packed types are unpacked by it. Format: ggml's docs/gguf
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -19,7 +20,7 @@ from clearhead.errors import FileError, shown
 from clearhead.models.families import FAMILIES, Config, NotInNumPyError, check_keys
 from clearhead.models.families import GGUF as KEYS
 from clearhead.models.folder import described, one_line
-from clearhead.models.weights import Stored, packings
+from clearhead.models.weights import Stored, packings, unpacks
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -63,10 +64,34 @@ def damaged(path: Path, why: str) -> FileError:
 
 
 def read(path: Path) -> GGUF:
-    """A GGUF file's header, checked; tensors stay on the disk. Raises FileError, MissingExtraError.
+    """A GGUF file's header, with those of its other parts, checked; tensors stay on the disk.
 
-    O(size of the header) time; no more memory than the header's texts take.
+    O(size of the headers) time; no more memory than the headers' texts take. Raises FileError, MissingExtraError.
     """
+    first, *others = map(_read, parts_of(path))
+    count, tensors = first.metadata.get("split.count", 1), dict(first.tensors)
+    if isinstance(count, int) and count > 1 + len(others):
+        raise FileError(f"{path} is one of {count} parts, and its name does not say where the others are.")
+    for other in others:
+        if twice := other.tensors.keys() & tensors.keys():
+            raise damaged(other.path, f"another part has its `{min(twice)}` as well.")
+        tensors |= other.tensors
+    return first._replace(path=path, tensors=tensors)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that is split as X-00001-of-00003.gguf, of any other only itself. Raises FileError."""
+    match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", path.name)
+    if match is None:
+        return [path]
+    parts = [path.with_name(f"{match[1]}-{i + 1:05}-of-{match[3]}{match[4]}") for i in range(min(int(match[3]), 999))]
+    if missing := next((part for part in parts if not part.is_file()), None):
+        what = f"{path} is one of {int(match[3])} parts, and {missing.name} is not beside it."
+        raise FileError(what, "put all parts into one folder.")
+    return parts
+
+
+def _read(path: Path) -> GGUF:
     data = mapped(path)
     if data.read(4) != b"GGUF":
         raise damaged(path, "it does not begin with GGUF.")
@@ -81,7 +106,7 @@ def read(path: Path) -> GGUF:
             raise damaged(path, "it gives a key or a tensor twice.")
         alignment = metadata.get("general.alignment", 32)
         start = -(-data.tell() // alignment) * alignment
-        return GGUF(path, metadata, {name: _tensor(data, start, *info) for name, *info in infos})
+        return GGUF(path, metadata, {info[0]: _tensor(path, data, start, *info) for info in infos})
     except FileError:
         raise
     except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, struct.error) as error:
@@ -96,21 +121,34 @@ def _shape(data: mmap.mmap) -> tuple[int, ...]:
     return tuple(reversed([_number(data, 10) for _ in range(axes)]))
 
 
-def _tensor(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:
+def _tensor(
+    path: Path, data: mmap.mmap, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+) -> Stored:
     if kind in _PLAIN:
         label, code = _PLAIN[kind]
         stored_shape, dtype = shape, np.dtype(code)
     else:
         dtype, (quants, kinds) = np.dtype(np.uint8), packings()
+        if not unpacks(kind):
+            label = kinds(kind).name if kind in {each.value for each in kinds} else f"number {kind}"
+            raise FileError(
+                f"{path}: `{name}` is of the type {label}, which the package gguf does not unpack.",
+                "pip install --upgrade gguf, or take a file of another type.",
+            )
         label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
     size = prod(stored_shape) * dtype.itemsize
+    if start + offset + size > len(data):
+        raise damaged(path, f"`{name}` would end at byte {start + offset + size:,}, and it has {len(data):,} bytes.")
     numbers = np.frombuffer(data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
     return Stored(label, shape, numbers)
 
 
 def config_of(file: GGUF) -> Config:
     """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
-    architecture = file.metadata.get("general.architecture")
+    architecture, kind = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if architecture == "clip" or kind in ("mmproj", "adapter"):
+        what = "an adapter" if kind == "adapter" else "a projector of pictures"
+        raise FileError(f"{file.path} is {what}, which belongs to a model in another file.", "give the model's file.")
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise NotInNumPyError(
             f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",

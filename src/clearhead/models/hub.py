@@ -67,7 +67,7 @@ class HubModel:
                 f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
-        self.tokenizer.fits(len(ids) + count)
+        self.tokenizer.fits(len(ids), count)
         prompt, steps = torch.tensor([ids]), iter(each(range(count)))
         streamer = SimpleNamespace(put=lambda _: next(steps, None), end=lambda: None)  # called for the prompt first
         stops = sorted(self.tokenizer.ends) if ends else None
@@ -178,11 +178,16 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
 
 def _positions(inner: Any) -> int | None:
     """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
-    counts = [getattr(inner.config, "max_position_embeddings", None)]
+    counts = [getattr(inner.config.get_text_config(), "max_position_embeddings", None)]
     for path, module in inner.named_modules():
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             counts.append(module.num_embeddings - module.padding_idx - 1)
     return min((count for count in counts if count is not None), default=None)
+
+
+def missing() -> list[str]:
+    """The packages that a model of Transformers needs and that are not installed."""
+    return [package for package in ("torch", "transformers") if find_spec(package) is None]
 
 
 def load(name: str, place: Path | None = None) -> HubModel:
@@ -190,9 +195,8 @@ def load(name: str, place: Path | None = None) -> HubModel:
 
     Raises FileError, MissingExtraError.
     """
-    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
-    if missing:
-        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
+    if lacking := missing():
+        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(lacking)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = place or (Path(name) if os.path.isdir(name) else _downloaded(name))
     weight_files(place)  # before anything is built
@@ -211,15 +215,20 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     import transformers
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    check_layers(place / "config.json", json_of(place / "config.json").get("num_hidden_layers"))
+    stated = json_of(place / "config.json")
+    for each in (stated, stated.get("text_config")):
+        check_layers(place / "config.json", each.get("num_hidden_layers") if isinstance(each, dict) else None)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if getattr(config, size, None) is None:
+        if getattr(config.get_text_config(), size, None) is None:
             raise FileError(f"{name}: its config has no {size}: expected a model of text.")
-    decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
-    kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
+    classes, kind = config.architectures or (), transformers.AutoModel
+    if any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in classes):
+        kind = transformers.AutoModelForCausalLM
+    elif any(word.endswith("ForConditionalGeneration") for word in classes):  # of text and pictures
+        kind = transformers.AutoModelForImageTextToText
     _check_sizes(place, lambda: kind.from_config(config))
     inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files

@@ -82,7 +82,7 @@ class Model:
         """
         self._check_unchanged()
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
-        self.tokenizer.fits(len(ids) + count)
+        self.tokenizer.fits(len(ids), count)
         made, new = list[int](), list(ids)
         kept, start = self.decoder.room(len(ids) + count), 0
         if run is not None:
@@ -322,15 +322,21 @@ def _of_folder(place: Path, name: str) -> Model:
             f"{place} is not a directory.",
             "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
         )
+    config, stored = folder_weights(place)
+    decoder = Decoder(config, Weights(stored))
+    tokenizer = folder.tokenizer_of(place)
+    chat = folder.chat_of(place, tokenizer)
+    return Model(name, decoder, Tokenizer(name, tokenizer, config.positions, config.vocabulary, *chat))
+
+
+def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
+    """The sizes of a folder's decoder, and its tensors, checked. Raises FileError."""
     path = place / "config.json"
     check_waits(path)
     config = folder.config_of(path, data := json_of(path))
     stored = folder.stored(place, config, data)
     config = config._replace(tied=config.tied and "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
-    tokenizer = folder.tokenizer_of(place)
-    chat = folder.chat_of(place, tokenizer)
-    return Model(name, decoder, Tokenizer(name, tokenizer, config.positions, config.vocabulary, *chat))
+    return config, weights.checked(place, stored, config)
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:

@@ -51,6 +51,7 @@ class Tokenizer:
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        check_unicode("text", text)
         return self._tokens(self.encoder.encode(text), text)
 
     def chat(self, messages: Any) -> tuple[str, list[Token]]:
@@ -73,11 +74,12 @@ class Tokenizer:
         marked = [token._replace(template=not one) for token, one in zip(tokens, inside, strict=True)]
         return Reading(text, marked if any(inside) else tokens, turns, dated)
 
-    def fits(self, tokens: int) -> None:
-        """Raise ShapeError for more tokens than the model has positions."""
-        if self.positions is not None and tokens > self.positions:
+    def fits(self, tokens: int, reply: int = 0) -> None:
+        """Raise ShapeError for more tokens, with those of a reply, than the model has positions."""
+        if self.positions is not None and tokens + reply > self.positions:
+            more = f", and {reply} are asked for behind it," if reply else ""
             raise ShapeError(
-                f"the text has {tokens} tokens but the model has {self.positions} positions.",
+                f"the text has {tokens} tokens{more} but the model has {self.positions} positions.",
                 "take a part of it, or with --model one with more positions: "
                 "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
             )
@@ -119,6 +121,16 @@ class Tokenizer:
             raise FileError(f"the tokenizer gives id {top} but the model's vocabulary has {self.vocabulary} tokens.")
         self.fits(len(encoded.ids))
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) - 0xDC00
+        kind = f"byte {byte:#04x}" if 0x80 <= byte <= 0xFF else "a lone surrogate"
+        raise FileError(f"{name} is not UTF-8: character {error.start} is {kind}.", "save it as UTF-8.") from None
 
 
 def hexadecimal(spelling: str) -> str:

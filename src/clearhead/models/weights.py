@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
+from mmap import mmap
 from threading import Lock
 from typing import Any
 
@@ -61,6 +62,7 @@ class Stored:
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
         """These rows of the tensor in a dtype; a view of the file where it is that already."""
+        self._check_whole()
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data.T[chosen] if self.transposed else self.data[chosen]
@@ -74,6 +76,15 @@ class Stored:
             numbers = row.reshape(quants.quant_shape_from_byte_shape(part.shape, kinds[self.kind]))
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
+
+    def _check_whole(self) -> None:
+        """Raise FileError where the mapped file became shorter: reading beyond its end would kill the process."""
+        base: Any = self.data
+        while isinstance(base, np.ndarray):
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        if isinstance(base, mmap) and base.size() < len(base):
+            raise FileError("the model's file became shorter while the model was loaded.", "load it again.")
 
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
@@ -90,6 +101,18 @@ def packings() -> tuple[Any, Any]:
             "GGUF files need the package gguf, which is not installed.", 'pip install "clearhead[gguf]"'
         ) from error
     return quants, GGMLQuantizationType
+
+
+@cache
+def unpacks(kind: int) -> bool:
+    """Does the package gguf know this type of blocks, and unpack it?"""
+    quants, kinds = packings()
+    try:
+        size = quants.quant_shape_to_byte_shape((2**10,), kinds(kind))[0]
+        quants.dequantize(np.zeros((1, size), np.uint8), kinds(kind))
+    except (NotImplementedError, KeyError, ValueError):
+        return False
+    return True
 
 
 @dataclass(eq=False, slots=True)
@@ -231,6 +254,8 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
         if tensor.shape[0] != sum(sizes.values()):
             sizes, result[name] = {}, tensor
         for each, size in sizes.items():
+            if f"blk.{layer}.{each}.{kind}" in tensors and each != part:
+                raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
             result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
             start += size
     return result
