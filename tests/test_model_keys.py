@@ -128,7 +128,7 @@ READ = {  # the keys, and the model of Transformers that they mean
 REFUSED = [
     ("gemma 3", {"rope__freq_base": None}), ("granite", {"logit_scale": None}), ("qwen3", {"of__tomorrow": 3}),
     ("granite", {"rope__scaling__finetuned": False}), ("qwen3", {"attention__causal": False}),
-    ("olmo 2", {"attention__sliding_window": 7}), ("qwen3", {"expert_count": 4}),
+    ("qwen3", {"expert_count": 4}),
     ("qwen3", {"rope__scaling__type": "linear", "rope__scaling__attn_factor": 2.0}),
     ("gpt2", {"use_parallel_residual": True}),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ protocol        what `explain` needs of a model: tokens, and every layer's atten
 finding         load_model: a model by its path or name; those on this machine
 model           a decoder in NumPy with its tokenizer, and a text's run, watched or changed
 tokenizer       texts and chats as tokens; tokens: the tokenizer of a GGUF file
-decoder         its forward pass, with keys and values kept; variants: other runs, and derivatives
+decoder         its forward pass, with keys and values kept; mlp: one or experts; variants: other runs, and derivatives
 families        its sizes, and what differs between Llama, Gemma and the others, as data; norms, activations, positions
 weights         packed and memory-mapped tensors, products with them, and which of them a decoder has
 gguf folder     the two forms in which decoders are stored

@@ -6,7 +6,7 @@ apart, (x_i, x_{i + dims/2}), as in safetensors; GGUF's pairs of neighbours are 
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from math import erf, log, pi, sqrt
+from math import ceil, erf, floor, log, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
+_QUICK = 1.702  # x·σ(1.702·x) is close to GELU
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
@@ -27,6 +28,11 @@ class Config(NamedTuple):
     scales          of each layer what q·k is multiplied by
     ropes           of each layer its rotary positions; None: it has none
     added_scale     what attention and MLP multiply by what they add to the residual stream
+    parallel        does the MLP read what attention reads, the stream before the layer?
+    normed_last     are queries and keys normed after they were turned, instead of before?
+    sparse          which layers have experts
+    experts         of an MLP; `chosen` of them compute each token, with shares that sum to 1 where `shares_sum`
+    limit           where it is there, an MLP is down(act(min(gate, limit))·(1 + up cut to ±limit))
     """
 
     family: str
@@ -52,6 +58,14 @@ class Config(NamedTuple):
     embedding_scale: float = 1.0
     added_scale: float = 1.0
     logit_scale: float = 1.0
+    parallel: bool = False
+    normed_last: bool = False
+    sparse: tuple[bool, ...] = ()
+    experts: int = 0
+    chosen: int = 0
+    d_expert: int = 0
+    shares_sum: bool = True
+    limit: float | None = None
     shares_runs: bool = True  # does a variant of a run cost less than a run? it shares what comes before its change
 
     def facts(self) -> dict[str, Any]:
@@ -59,6 +73,8 @@ class Config(NamedTuple):
         names = ["family", "layers", "heads", "kv_heads", "d_model", "vocabulary"]
         if self.shares_runs:
             names += ["d_mlp", "positions", "epsilon", "activation", "tied"]
+        if self.experts:
+            names += ["experts", "chosen"]
         return {name: getattr(self, name) for name in names}
 
 
@@ -66,10 +82,20 @@ class Family(NamedTuple):
     """One family: names of its numbers in config.json and GGUF files, and what it does.
 
     names        of tensors in safetensors, without .weight or .bias, and in GGUF
+    architecture in GGUF, where it is not the model_type; "" where llama.cpp has none
+    renamed      parts of layers that GGUF calls by another name of the table
+    norms        that each layer has
     centred      layer norms instead of root-mean-square norms
     gated        MLPs with a gate
     activation   where config.json names none, and in GGUF, which names none at all
-    neighbours   in GGUF, the rows of W^Q and W^K are permuted so that rotated pairs are neighbours
+    neighbours   the forms, "folder" and "gguf", in which the rows of W^Q and W^K that turn as a pair are neighbours
+    by_head      the rows of safetensors' fused q, k and v: of each key head its queries, then k, then v
+    parallel     the MLP reads what attention reads; `use_parallel_residual` of config.json counts more
+    normed_last  queries and keys are normed after they were turned
+    learned      the rows before the first position's in the table of positions; None: there is no such table
+    unturned     which layers have no rotary positions, again and again; `no_rope_layers` of config.json counts more
+    far_unturned only layers with windows have rotary positions, where there are any
+    near_plain   layers with windows have plain rotary positions, however the others' are stretched
     less_one     safetensors keep a norm's weight less 1
     by_width     embeddings are multiplied by √d_model
     transposed   safetensors keep linear weights as (d_in, d_out)
@@ -81,10 +107,20 @@ class Family(NamedTuple):
     """
 
     names: Mapping[str, str]
+    architecture: str | None = None
+    renamed: Mapping[str, str] = {}
+    norms: Sequence[str] = ("attn_norm", "ffn_norm")
     centred: bool = False
     gated: bool = True
     activation: str = "silu"
-    neighbours: bool = False
+    neighbours: Sequence[str] = ()
+    by_head: bool = False
+    parallel: bool = False
+    normed_last: bool = False
+    learned: int | None = None
+    unturned: Sequence[bool] = (False,)
+    far_unturned: bool = False
+    near_plain: bool = False
     less_one: bool = False
     by_width: bool = False
     transposed: bool = False
@@ -110,6 +146,12 @@ def _family(names: tuple[str, ...] = ("llama",), **more: Any) -> Family:
 
 
 FAMILIES = {kind: _family(**table) for kind, table in _TABLES["families"].items()}
+# The families by general.architecture of GGUF files.
+ARCHITECTURES = {
+    kind if family.architecture is None else family.architecture: kind
+    for kind, family in FAMILIES.items()
+    if family.architecture != ""
+}
 OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
 CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # what is known of the keys of both forms
 
@@ -194,6 +236,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]
     "gelu_new": (_gelu_tanh, _gelu_tanh_slope),
     "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
     "gelu": (lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
+    "quick_gelu": (lambda x: _silu(_QUICK * x) / _QUICK, lambda x: _silu_slope(_QUICK * x)),
     "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
     "silu": (_silu, _silu_slope),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
@@ -204,12 +247,21 @@ class Rope(NamedTuple):
     """Pair i turns by position·rates[i]; the rotated part is multiplied by `magnitude`.
 
     long, original   the rates for texts of more than `original` tokens, where they are others (Phi-3)
+    warming          queries are multiplied by 1 + warming·ln(1 + ⌊position/original⌋) (Llama 4, Ministral 3)
     """
 
     rates: Array  # (dims/2,), float32
     magnitude: float = 1.0
     long: Array | None = None
     original: int = 0
+    warming: float = 0.0
+
+    def of_queries(self, angles: tuple[Array, Array], places: Array) -> tuple[Array, Array]:
+        """The angles with which the queries at these positions are turned."""
+        if not self.warming:
+            return angles
+        warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
+        return angles[0] * warmth, angles[1] * warmth
 
     def angles(self, places: Array) -> tuple[Array, Array]:
         """Cosine and sine of these positions, each (tokens, dims/2), times the magnitude."""
@@ -244,6 +296,35 @@ def llama3_rates(rates: Array, factor: float, low: float, high: float, original:
     return (1 - share) * rates / np.float32(factor) + share * rates
 
 
+def yarn_rates(rates: Array, factor: float, base: float, parameters: Mapping[str, Any]) -> Array:
+    """YaRN's (Peng et al. 2023): pairs with many turns in the original positions stay, those with few are slower."""
+    dims, original = 2 * len(rates), float(parameters["original_max_position_embeddings"])
+
+    def pair(turns: float) -> float:
+        return dims * log(original / (turns * 2 * pi)) / (2 * log(base))
+
+    low, high = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    slow = np.clip((np.arange(len(rates)) - low) / (high - low or 0.001), 0, 1).astype(np.float32)
+    return rates / np.float32(factor) * slow + rates * (1 - slow)
+
+
+def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: int) -> Rope:
+    original, factor = float(parameters["original_max_position_embeddings"]), parameters.get("factor")
+    factor = positions / original if factor is None else float(factor)
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * log(factor) + 1 if factor > 1 else 1.0
+
+    stated, scale, of_all = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if stated is None:
+        stated = magnitude(scale) / magnitude(of_all) if scale and of_all else magnitude(1)
+    warming = float(parameters.get("llama_4_scaling_beta") or 0)
+    return Rope(yarn_rates(rates, factor, base, parameters), float(stated), original=int(original), warming=warming)
+
+
 def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positions: int) -> Rope:
     """The rotary positions that config.json asks for: pair i turns by base^(−2i/dims), or another rate.
 
@@ -251,9 +332,11 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
                  is missing or is no number
     Raises ValueError for a kind that is not computed here.
     """
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind in ("dynamic", "ntk_alpha") and parameters.get("alpha"):  # Hunyuan
+        kind, base = "default", base * float(parameters["alpha"]) ** (dims / (dims - 2))
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     rates = np.asarray(1 / np.power(np.float32(base), exponents), np.float32)  # in float32 as PyTorch computes them
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return Rope(rates)
     if kind == "linear":
@@ -263,6 +346,8 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
         return Rope(llama3_rates(rates, *(float(parameters[name]) for name in names)))
     if kind == "factors":  # one for each pair, in a GGUF file
         return Rope(rates / _factors(rates, parameters["factors"]))
+    if kind == "yarn":
+        return _yarn(rates, base, parameters, positions)
     if kind != "longrope":
         raise ValueError(f"kind {kind!r} is not computed here")
     short, long = (_factors(rates, parameters[f"{name}_factor"]) for name in ("short", "long"))

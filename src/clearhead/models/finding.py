@@ -34,11 +34,11 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
            Transformers, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that
            ships with clearhead
 
-    GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
-    OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names,
-    and those of these families that ask for what is not computed here, run in Transformers (extra `hf`). Raises
-    FileError for what is missing, damaged or of no kind that runs, MissingExtraError where a package is missing,
-    DtypeError for another type. Reading takes O(size of the header); weights are read when a layer first runs.
+    GGUF files and folders of the families that docs/models.md lists run in NumPy and this library's kernel, without
+    PyTorch; other folders and names, and those of these families that ask for what is not computed here, run in
+    Transformers (extra `hf`). Raises FileError for what is missing, damaged or of no kind that runs, MissingExtraError
+    where a package is missing, DtypeError for another type. Reading takes O(size of the header); weights are read when
+    a layer first runs.
 
     >>> import clearhead as ch
     >>> model = ch.load_model()

@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
@@ -71,7 +74,8 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     family = FAMILIES[name]
     used = {*CONFIG["used"], family.epsilon, *family.keys.values(), *family.defaults, *family.uses}
     check_keys(path, data, used, CONFIG)
-    stated = {key: value for key, value in data.items() if value is not None and key in used - family.keys.keys()}
+    kept = used - family.keys.keys()
+    stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
     rope = {"rope_parameters": _rope_parameters(path, data, family)}
     return described(path, {**family.defaults, **stated, **usual, **rope}, name, family)
@@ -95,11 +99,15 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     check_layers(path, layers)
     if "head_dim" not in data and d_model % heads:
         raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
+    if data.get("multi_query") and not data.get("new_decoder_architecture"):
+        kv_heads = 1  # Falcon's first files
     if heads % kv_heads:
         raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
     d_k = read.whole("head_dim", d_model // heads)
     if d_k > _MOST_WIDE:
         raise FileError(f"{path}: it says heads of a width of {d_k:,}: expected at most {_MOST_WIDE:,}.")
+    experts = next((key for key in ("num_experts", "num_local_experts") if data.get(key)), None)
+    without, step = data.get("mlp_only_layers") or (), read.whole("decoder_sparse_step", 1)
     return Config(
         family=name,
         layers=layers,
@@ -117,12 +125,20 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         tied=bool(data.get("tie_word_embeddings", False)),
         windows=_windows(read, family, layers),
         scales=_scales(read, name, layers, d_k),
-        ropes=_ropes(read, name, family, layers, d_k, positions),
+        ropes=_ropes(read, family, layers, d_k, positions),
         softcap=read.maybe("attn_logit_softcapping"),
         logit_softcap=read.maybe("final_logit_softcapping"),
         embedding_scale=d_model**0.5 if family.by_width else read.number("embedding_multiplier", 1.0),
         added_scale=read.number("residual_multiplier", 1.0),
-        logit_scale=1 / read.number("logits_scaling", 1.0, 1e-9),
+        logit_scale=read.number("logit_scale", 1 / read.number("logits_scaling", 1.0, 1e-9)),
+        parallel=bool(data.get("use_parallel_residual", family.parallel)),
+        normed_last=family.normed_last,
+        experts=read.whole(experts) if experts else 0,
+        sparse=tuple(layer not in without and (layer + 1) % step == 0 for layer in range(layers)) if experts else (),
+        chosen=read.whole("num_experts_per_tok") if experts else 0,
+        d_expert=read.whole("moe_intermediate_size", data.get("intermediate_size")) if experts else 0,
+        shares_sum=bool(data.get("norm_topk_prob", False)),
+        limit=read.maybe("swiglu_limit"),
     )
 
 
@@ -135,6 +151,8 @@ def _activation(read: _Reader, name: str, family: Family) -> str:
     made = read.data.get("hidden_act", family.activation)
     if made == "gelu" and name == "gemma":
         made = family.activation  # its files say gelu and mean the approximation
+    if family.activation == "quick_gelu":
+        made = family.activation  # gpt-oss's say silu
     if not isinstance(made, str) or made not in ACTIVATIONS:
         key = read.keys.get("hidden_act", "hidden_act")
         raise NotInNumPyError(f"{read.path}: {key} {made!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
@@ -175,15 +193,23 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
     return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
-def _ropes(read: _Reader, name: str, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
-    if name == "gpt2":
+def _ropes(read: _Reader, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
+    if family.learned is not None:
         return (None,) * layers
-    stated = read.data["rope_parameters"]
+    stated, windows = read.data["rope_parameters"], _windows(read, family, layers)
     whole = _rope(read, stated.get("full_attention") or {}, "rope_theta", d_k, positions)
-    if "rope_local_base_freq" not in read.data:
-        return (whole,) * layers
-    near = _rope(read, stated.get("sliding_attention") or {}, "rope_local_base_freq", d_k, positions)
-    return tuple(near if window else whole for window in _windows(read, family, layers))
+    near, local = whole, stated.get("sliding_attention") or {}
+    if "rope_local_base_freq" in read.data:
+        near = _rope(read, local, "rope_local_base_freq", d_k, positions)
+    elif family.near_plain:
+        near = _rope(read, local or {"rope_theta": family.defaults.get("rope_theta")}, "rope_theta", d_k, positions)
+    turns = read.data.get("no_rope_layers")
+    if turns is None:
+        far = not family.far_unturned or read.data.get("sliding_window") is None
+        turns = [(far or window) and not family.unturned[i % len(family.unturned)] for i, window in enumerate(windows)]
+    if not isinstance(turns, list) or len(turns) != layers:
+        raise FileError(f"{read.path}: no_rope_layers is {shown(turns)}: expected one number for each layer.")
+    return tuple((near if window else whole) if turn else None for window, turn in zip(windows, turns, strict=True))
 
 
 def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -192,14 +218,15 @@ def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dic
     stated, older = said.values()
     if stated and older and stated != older:
         raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)} and rope_scaling {shown(older)}.")
-    by_layer = "rope_local_base_freq" in family.defaults
+    by_layer = "rope_local_base_freq" in family.defaults or (family.near_plain and any(family.windows))
     if not by_layer or not stated:
-        stated = {"full_attention": stated or older}
+        stated = {"full_attention": stated or older or family.defaults.get("rope_parameters", {})}
     rope = {key: each or {} for key, each in stated.items()} if isinstance(stated, dict) else {}
     known = {"full_attention", "sliding_attention"}
     if not all(isinstance(each, dict) for each in rope.values()) or not rope.keys() <= known:
         raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not computed here.")
-    used = {*CONFIG["rope"], *family.defaults} - ({"type"} if by_layer else set())  # Gemma 3's class reads rope_type
+    used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys}
+    used -= {"type"} if by_layer else set()  # Gemma 3's class reads rope_type
     for each in rope.values():
         check_keys(f"{path}: its rotary positions", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
     return rope
@@ -229,12 +256,13 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
         for name, (kind, array) in mapped_tensors(path)[0].items():
             if name.endswith(_BUFFERS):
                 continue
-            if array is None or kind not in ("F64", "F32", "F16", "BF16"):
+            packed = kind == "U8" and name.endswith(("_blocks", "_scales"))  # gpt-oss
+            if array is None or not (packed or kind in ("F64", "F32", "F16", "BF16")):
                 raise NotInNumPyError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = kind, array
-    result = renamed(arrays, config.family)
+    result = renamed(arrays, config)
     stated = {**FAMILIES[config.family].defaults, **data}
     for key, parts in CONFIG["biases"].items():
         biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
@@ -243,23 +271,44 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
     return result
 
 
-def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:
-    """Arrays of a family, each with the name of its dtype, as tensors under GGUF's names.
+def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str, Stored]:
+    """Arrays of a decoder, each with the name of its dtype, as tensors under GGUF's names.
 
     A tensor that the family has not keeps its own name, so that it is refused later.
     """
-    family, result = FAMILIES[name], {}
+    family, result = FAMILIES[config.family], {}
     for key, (kind, array) in arrays.items():
-        stem, _, suffix = key.removeprefix("transformer.").rpartition(".")
-        words = stem.split(".")
-        number = next((word for word in words if word.isdecimal()), "")
-        pattern = ".".join("{}" if word == number else word for word in words)
-        name = key if pattern not in family.names else f"{family.names[pattern].format(number)}.{suffix}"
-        turned = family.transposed and array.ndim == 2 and name.startswith("blk.")
-        plus = 1.0 if family.less_one and "norm" in name else 0.0
+        words = key.removeprefix("transformer.").split(".")
+        numbers = [word for word in words if word.isdecimal()]
+        pattern = ".".join("{}" if word.isdecimal() else word for word in words)
+        stem, _, suffix = pattern.rpartition(".")
+        known = family.names.get(pattern) or (f"{family.names[stem]}.{suffix}" if stem in family.names else "")
+        name = known.format(*numbers) or key
+        turned = array.ndim == 3 or (family.transposed and array.ndim == 2 and name.startswith("blk."))
+        shape = array.shape[::-1] if turned and array.ndim == 2 else array.shape
         if name in result:
             raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
-        result[name] = Stored(kind, array.shape[::-1] if turned else array.shape, array, turned, plus=plus)
+        tensor = Stored(kind, shape, array, turned, plus=1.0 if family.less_one and "norm" in name else 0.0)
+        result[name] = tensor.part(family.learned, len(array)) if family.learned and "position" in name else tensor
+    return in_order(result, config, "folder")
+
+
+def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str, Stored]:
+    """The tensors, of which W^Q, W^K and fused ones have their rows in the order in which this decoder takes them."""
+    family, result, d_k = FAMILIES[config.family], dict(tensors), config.d_k
+    rope = next(filter(None, config.ropes), None)
+    for name, tensor in tensors.items():
+        part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(tensor.shape[0])
+        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part)
+        if part == "attn_qkv" and family.by_head and form == "folder" and len(rows) % (config.kv_heads * d_k) == 0:
+            each = rows.reshape(config.kv_heads, -1, d_k)
+            order = np.concatenate([each[:, :-2].ravel(), each[:, -2].ravel(), each[:, -1].ravel()])
+        elif heads and rope is not None and form in family.neighbours and len(rows) == heads * d_k:
+            order, width = rows.reshape(heads, d_k).copy(), 2 * len(rope.rates)
+            order[:, :width] = order[:, :width].reshape(heads, -1, 2).swapaxes(1, 2).reshape(heads, width)
+        else:
+            continue
+        result[name] = replace(tensor, order=order.ravel())
     return result
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from clearhead.core.files import mapped
 from clearhead.errors import FileError, shown
-from clearhead.models.families import FAMILIES, Config, NotInNumPyError, check_keys
+from clearhead.models.families import ARCHITECTURES, FAMILIES, Config, NotInNumPyError, check_keys
 from clearhead.models.families import GGUF as KEYS
-from clearhead.models.folder import described, one_line
+from clearhead.models.folder import described, in_order, one_line
 from clearhead.models.weights import Stored, packings, unpacks
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -145,18 +145,20 @@ def _tensor(
 
 def config_of(file: GGUF) -> Config:
     """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
-    architecture, kind = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
-    if architecture == "clip" or kind in ("mmproj", "adapter"):
-        what = "an adapter" if kind == "adapter" else "a projector of pictures"
+    architecture, use = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if architecture == "clip" or use in ("mmproj", "adapter"):
+        what = "an adapter" if use == "adapter" else "a projector of pictures"
         raise FileError(f"{file.path} is {what}, which belongs to a model in another file.", "give the model's file.")
-    if not isinstance(architecture, str) or architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise NotInNumPyError(
             f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",
-            f"these do: {', '.join(FAMILIES)}. Of others, Transformers runs the folder with safetensors.",
+            f"these do: {', '.join(ARCHITECTURES)}. Of others, Transformers runs the folder with safetensors.",
         )
-    family, more = FAMILIES[architecture], KEYS["architectures"].get(architecture, {})
+    kind, more = ARCHITECTURES[architecture], KEYS["architectures"].get(architecture, {})
+    family = FAMILIES[kind]
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
-    names = {family.epsilon: epsilon, **KEYS["keys"]}
+    names = {family.epsilon: epsilon, **KEYS["keys"], **more.get("keys", {})}
+    names |= KEYS["experts"] if "experts" in more else {}
     stated = {key: value for key, value in file.metadata.items() if key.startswith(f"{architecture}.")}
     stated = {key.removeprefix(f"{architecture}."): _of_all_layers(value) for key, value in stated.items()}
     for other, key in KEYS["also"].items():
@@ -169,15 +171,13 @@ def config_of(file: GGUF) -> Config:
     keys = {key: f"{architecture}.{name}" for key, name in names.items()}
     data = more.get("defaults", {}) | {key: stated[name] for key, name in names.items() if name in stated}
     data = {key: value for key, value in data.items() if value or key not in KEYS["zero_is_none"]}
-    if "num_experts" in data:
-        raise NotInNumPyError(f"{file.path} has experts, which are not computed here.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
     data["rope_parameters"] = {"full_attention": _rope_parameters(file, data)}
     windows = [True] if architecture == "llama" else family.windows  # Mistral's files say llama
-    config = described(file.path, data, architecture, family._replace(windows=windows, keys=keys, defaults={}))
+    config = described(file.path, data, kind, family._replace(windows=windows, keys=keys, defaults={}))
     if data.get("v_head_dim", config.d_k) != config.d_k:
         raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not computed here.")
     short = data.get("sliding_window", config.positions) < config.positions
@@ -212,6 +212,11 @@ def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:
         return made | {"short_factor": short * factor, "long_factor": long * factor}
     if data.get("attention_factor", 1.0) != 1:
         raise NotInNumPyError(f"{file.path}: rope.scaling.attn_factor is {data['attention_factor']}.")
+    if kind == "yarn" and each is None:
+        more = ("beta_fast", "beta_slow", "mscale_all_dim", "truncate", "llama_4_scaling_beta")
+        made = {"original_max_position_embeddings": data["max_position_embeddings"], "rope_type": "yarn"}
+        made |= {"mscale": 1.0, "factor": factor, "attention_factor": None}
+        return made | {key: data[key] for key in ("original_max_position_embeddings", *more) if key in data}
     if each is not None:
         return {"rope_type": "factors", "factors": each * factor}
     return {"rope_type": "linear" if known else kind, "factor": factor}
@@ -221,12 +226,11 @@ def stored(file: GGUF, config: Config) -> dict[str, Stored]:
     """The weights by name, with rows of W^Q and W^K in the order of safetensors."""
     pictures = tuple(KEYS["begins"])
     names = [name for name in file.tensors if name not in _FACTORS and not name.startswith(("v.", *pictures))]
-    result = {name: file.tensors[name] for name in names}
-    if not FAMILIES[config.family].neighbours:
-        return result
-    for name, tensor in result.items():
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(name.rpartition(".")[0].rpartition(".")[2])
-        if heads and tensor.shape[0] % (2 * heads) == 0:
-            order = np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
-            result[name] = Stored(tensor.kind, tensor.shape, tensor.data, order=order)
-    return result
+    renamed, result = FAMILIES[config.family].renamed, {}
+    if "attn_norm_2" in renamed and not any(".attn_norm_2." in name for name in names):
+        renamed = {}
+    for name in names:
+        layer, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
+        end = name.rpartition(".")[2]
+        result[f"{layer}.{renamed[part]}.{end}" if part in renamed else name] = file.tensors[name]
+    return in_order(result, config, "gguf")

@@ -344,7 +344,7 @@ def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -
     config = folder.config_of(Path("config.json"), data)
     kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
     stored: dict[str, Stored] = folder.renamed(
-        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
+        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config
     )
     config = config._replace(tied="output.weight" not in stored)
     return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))

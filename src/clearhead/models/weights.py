@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from mmap import mmap
@@ -27,7 +27,7 @@ from clearhead.core.axes import Array
 from clearhead.core.room import check_room_for_file, free_bytes
 from clearhead.engines.threads import get_num_threads
 from clearhead.errors import FileError, MissingExtraError
-from clearhead.models.families import Config, NotInNumPyError
+from clearhead.models.families import FAMILIES, Config, NotInNumPyError
 
 _UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
@@ -46,6 +46,7 @@ class Stored:
     transposed   is it stored as (d_in, d_out)?
     order        which rows make the tensor, in this order; None: all as they are
     plus         what is added to each number: 1 where a norm keeps its weight less 1
+    scales       of data in gpt-oss's form of MXFP4, (rows, blocks, 16) bytes: each block's exponent and 127
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Stored:
     transposed: bool = False
     order: Array | None = None
     plus: float = 0.0
+    scales: Array | None = None
 
     @property
     def size(self) -> int:
@@ -66,7 +68,9 @@ class Stored:
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data.T[chosen] if self.transposed else self.data[chosen]
-        if self.kind == "BF16":  # the upper half of a float32
+        if self.scales is not None:
+            numbers = _of_fours(part, self.scales[chosen])
+        elif self.kind == "BF16":  # the upper half of a float32
             numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.kind in DTYPES:
             numbers = part
@@ -89,7 +93,22 @@ class Stored:
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
         order = np.arange(start, stop) if self.order is None else self.order[start:stop]
-        return Stored(self.kind, (stop - start, *self.shape[1:]), self.data, self.transposed, order, self.plus)
+        return replace(self, shape=(stop - start, *self.shape[1:]), order=order)
+
+    def expert(self, number: int) -> "Stored":
+        """One expert's matrix or bias of the tensor of all."""
+        turned = self.data.ndim == 3 and self.transposed
+        shape = self.shape[:0:-1] if turned else self.shape[1:]
+        scales = None if self.scales is None else self.scales[number]
+        return replace(self, shape=shape, data=self.data[number], transposed=turned, scales=scales)
+
+
+def _of_fours(data: Array, exponents: Array) -> Array:
+    """The numbers of blocks in gpt-oss's form of MXFP4: two of four bits in a byte, the first below."""
+    signed = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    fours = np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 32)
+    made = np.ldexp(signed[fours], exponents.astype(np.int32)[..., None] - 127)
+    return np.asarray(made.reshape(len(data), -1))
 
 
 def packings() -> tuple[Any, Any]:
@@ -156,6 +175,12 @@ class Weights:
         """The tensor, or None where the model has none of that name."""
         return self[name] if name in self.stored else None
 
+    def linear(self, x: Array, name: str) -> Array:
+        """x·Wᵀ + b, with b where the model has one."""
+        made = product(x, self[f"{name}.weight"].T)
+        bias = self.get(f"{name}.bias")
+        return made if bias is None else made + bias
+
     def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
         """Some rows of a matrix; only they are unpacked."""
         return self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
@@ -210,25 +235,30 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
     """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
     d, queries, keys = config.d_model, config.heads * config.d_k, config.kv_heads * config.d_k
     yield "token_embd.weight", ((config.vocabulary, d),)
-    if config.ropes[0] is None:
+    if FAMILIES[config.family].learned is not None:
         yield "position_embd.weight", ((config.positions, d),)
     yield from _vector("output_norm", d)
     if not config.tied:
         yield "output.weight", ((config.vocabulary, d),)
     yield "?output.bias", ((config.vocabulary,),)
-    behind = config.family == "olmo2"  # its norms stand behind attention and MLP alone
     for layer in range(config.layers):
         name = f"blk.{layer}."
-        for norm in ("attn_norm", "ffn_norm"):
-            yield from _vector(("?" if behind else "") + name + norm, d)
-        for norm in ("post_attention_norm", "post_ffw_norm"):
-            yield from _vector(f"?{name}{norm}", d)
+        for norm in FAMILIES[config.family].norms:
+            yield from _vector(name + norm, d)
+        if config.parallel:
+            yield from _vector(f"?{name}ffn_norm", d)
         for norm, width in (("attn_q_norm", queries), ("attn_k_norm", keys)):
             yield f"?{name}{norm}.weight", ((config.d_k,), (width,))
+        yield f"?{name}attn_sinks.weight", ((config.heads,),)
         matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
-        matrices |= {"ffn_up": (config.d_mlp, d), "ffn_down": (d, config.d_mlp)}
-        if config.gated:
-            matrices["ffn_gate"] = config.d_mlp, d
+        experts, inner = [""], config.d_mlp
+        if config.sparse and config.sparse[layer]:
+            experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
+            matrices["ffn_gate_inp"] = config.experts, d
+        for expert in experts:
+            matrices |= {f"ffn_up{expert}": (inner, d), f"ffn_down{expert}": (d, inner)}
+            if config.gated:
+                matrices[f"ffn_gate{expert}"] = inner, d
         for part, shape in matrices.items():
             yield f"{name}{part}.weight", (shape,)
             yield f"?{name}{part}.bias", (shape[:1],)
@@ -242,12 +272,11 @@ def _vector(name: str, width: int) -> Iterator[tuple[str, tuple[tuple[int, ...],
 def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
     keys = config.kv_heads * config.d_k
-    parts = {
-        "attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys},
-        "ffn_up": {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp},
-    }
+    parts = {"attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys}}
+    if config.gated:
+        parts["ffn_up"] = {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp}
     result: dict[str, Stored] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in _of_experts(tensors).items():
         layer, _, rest = name.removeprefix("blk.").partition(".")
         part, _, kind = rest.rpartition(".")
         sizes, start = parts.get(part, {}), 0
@@ -261,11 +290,36 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     return result
 
 
+def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """The tensors, those of all experts as one for each of them, with their gate apart from what it gates."""
+    result: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith("_exps") or kind == "scales":
+            result |= {} if kind == "scales" else {name: tensor}
+            continue
+        if kind == "blocks":
+            scales = tensors[f"{stem}.scales"].data
+            tensor = replace(tensor, shape=(*tensor.shape[:2], 32 * tensor.shape[2]), scales=scales)
+        kind, stem = "weight" if kind == "blocks" else kind, stem.removesuffix("_exps")
+        for number in range(tensor.shape[0]):
+            one = tensor.expert(number)
+            if stem.endswith("_pairs"):
+                rows = np.arange(one.shape[0])
+                for part, first in (("gate", 0), ("up", 1)):
+                    half = replace(one, shape=(len(rows) // 2, *one.shape[1:]), order=rows[first::2])
+                    result[f"{stem.removesuffix('pairs')}{part}.{number}.{kind}"] = half
+            else:
+                result[f"{stem}.{number}.{kind}"] = one
+    return result
+
+
 def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
     """Raise FileError where not even the largest layer fits into the free memory in float32."""
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
-        layer = name.split(".")[1] if name.startswith("blk.") else name
+        words = name.split(".")
+        layer = words[1] if name.startswith("blk.") and len(words) == 4 else name  # an expert counts alone
         sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
     check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")
 
