@@ -254,14 +254,14 @@ def test_every_choice_of_a_family_changes_its_answers(tmp_path, monkeypatch, nam
     for choice, config in choices_off(model.config):
         assert changes(replace(model, decoder=Decoder(config, model.decoder.weights))), choice
     stored = model.decoder.weights.stored
-    parts = {key.lstrip("blk.0123456789") for key in stored if "bias" in key or "sinks" in key}
+    parts = {key.lstrip("blk.0123456789") for key in stored if key.endswith("bias") or "sinks" in key}
     for part in parts - ({"attn_k.bias"} if not any(model.config.ropes) else set()):  # adds the same to all of a row
         left = {key: tensor for key, tensor in stored.items() if not key.endswith(part)}
         assert changes(replace(model, decoder=Decoder(model.config, Weights(left)))), part
     kind = model.config.family
-    for switch in ("neighbours", "by_head", "less_one", "transposed", "learned", "norms", "far_unturned"):
+    for switch in ("neighbours", "by_head", "less_one", "transposed", "learned", "vectors", "far_unturned"):
         usual = Family._field_defaults[switch]
-        there, idle = getattr(FAMILIES[kind], switch), {"falcon 7b": "by_head", "falcon 40b": "norms"}.get(name)
+        there, idle = getattr(FAMILIES[kind], switch), {"falcon 7b": "by_head", "falcon 40b": "vectors"}.get(name)
         if there in (usual, ["gguf"]) or switch == idle or (switch == "far_unturned" and not any(model.config.windows)):
             continue
         with monkeypatch.context() as patched, suppress(FileError):

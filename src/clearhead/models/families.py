@@ -84,7 +84,7 @@ class Family(NamedTuple):
     names        of tensors in safetensors, without .weight or .bias, and in GGUF
     architecture in GGUF, where it is not the model_type; "" where llama.cpp has none
     renamed      parts of layers that GGUF calls by another name of the table
-    norms        that each layer has
+    vectors      norms that each layer has, and sinks
     centred      layer norms instead of root-mean-square norms
     gated        MLPs with a gate
     activation   where config.json names none, and in GGUF, which names none at all
@@ -109,7 +109,7 @@ class Family(NamedTuple):
     names: Mapping[str, str]
     architecture: str | None = None
     renamed: Mapping[str, str] = {}
-    norms: Sequence[str] = ("attn_norm", "ffn_norm")
+    vectors: Sequence[str] = ("attn_norm", "ffn_norm")
     centred: bool = False
     gated: bool = True
     activation: str = "silu"

@@ -29,7 +29,7 @@ from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
-_BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
+_BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
 
 
 def family_of(data: Mapping[str, Any]) -> str | None:
@@ -107,7 +107,9 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     if d_k > _MOST_WIDE:
         raise FileError(f"{path}: it says heads of a width of {d_k:,}: expected at most {_MOST_WIDE:,}.")
     experts = next((key for key in ("num_experts", "num_local_experts") if data.get(key)), None)
-    without, step = data.get("mlp_only_layers") or (), read.whole("decoder_sparse_step", 1)
+    without, step = data.get("mlp_only_layers") or [], read.whole("decoder_sparse_step", 1)
+    if experts and not (read.whole("num_experts_per_tok") <= read.whole(experts) <= _MOST_LAYERS):
+        raise FileError(f"{path}: {read.keys.get(experts, experts)} is {data[experts]}, which cannot be.")
     return Config(
         family=name,
         layers=layers,

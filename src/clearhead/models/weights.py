@@ -243,13 +243,15 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
     yield "?output.bias", ((config.vocabulary,),)
     for layer in range(config.layers):
         name = f"blk.{layer}."
-        for norm in FAMILIES[config.family].norms:
-            yield from _vector(name + norm, d)
+        widths = {
+            "attn_q_norm": (config.d_k, queries),
+            "attn_k_norm": (config.d_k, keys),
+            "attn_sinks": (config.heads,),
+        }
+        for part in FAMILIES[config.family].vectors:
+            yield from _vector(name + part, *widths.get(part, (d,)))
         if config.parallel:
             yield from _vector(f"?{name}ffn_norm", d)
-        for norm, width in (("attn_q_norm", queries), ("attn_k_norm", keys)):
-            yield f"?{name}{norm}.weight", ((config.d_k,), (width,))
-        yield f"?{name}attn_sinks.weight", ((config.heads,),)
         matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
         experts, inner = [""], config.d_mlp
         if config.sparse and config.sparse[layer]:
@@ -264,9 +266,10 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
             yield f"?{name}{part}.bias", (shape[:1],)
 
 
-def _vector(name: str, width: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    yield f"{name}.weight", ((width,),)
-    yield f"?{name.removeprefix(_OPTIONAL)}.bias", ((width,),)
+def _vector(name: str, *widths: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    shapes = tuple((width,) for width in widths)
+    yield f"{name}.weight", shapes
+    yield f"?{name.removeprefix(_OPTIONAL)}.bias", shapes
 
 
 def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
@@ -298,10 +301,10 @@ def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
         if not stem.endswith("_exps") or kind == "scales":
             result |= {} if kind == "scales" else {name: tensor}
             continue
-        if kind == "blocks":
-            scales = tensors[f"{stem}.scales"].data
-            tensor = replace(tensor, shape=(*tensor.shape[:2], 32 * tensor.shape[2]), scales=scales)
-        kind, stem = "weight" if kind == "blocks" else kind, stem.removesuffix("_exps")
+        if kind == "blocks" and (scales := tensors.get(f"{stem}.scales")) and scales.shape == tensor.shape[:-1]:
+            tensor = replace(tensor, shape=(*tensor.shape[:2], 32 * tensor.shape[2]), scales=scales.data)
+            kind = "weight"
+        stem = stem.removesuffix("_exps")
         for number in range(tensor.shape[0]):
             one = tensor.expert(number)
             if stem.endswith("_pairs"):
