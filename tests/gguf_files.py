@@ -22,11 +22,14 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(place: Path, model: Any, kind: str = "F32", more: Any = None) -> Path:
-    """The model in one file; matrices as `kind`. `more` is given the writer, for what a test adds."""
+def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: int = 0) -> Path:
+    """The model in one file, or with `split` so many tensors in each; matrices as `kind`.
+
+    `more` is given the writer, for what a test adds.
+    """
     config, name = model.config, model.config.model_type
     architecture = NAMES.get(name, name)
-    writer = gguf.GGUFWriter(place, architecture)
+    writer = gguf.GGUFWriter(place, architecture, split_max_tensors=split)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
     if name == "falcon" and not config.new_decoder_architecture:

@@ -79,7 +79,7 @@ def _check_targets(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from clearhead.explaining.texts import check_unicode
+    from clearhead.models.tokenizer import check_unicode
 
     check_unicode("TEXT", options.text or "")
     asked = arguments.asked_for(options)

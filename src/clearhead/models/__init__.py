@@ -6,7 +6,7 @@ model           a decoder in NumPy with its tokenizer, and a text's run, watched
 tokenizer       texts and chats as tokens; tokens: the tokenizer of a GGUF file
 decoder         its forward pass, with keys and values kept; mlp: one or experts; variants: other runs, and derivatives
 families        its sizes, and what differs between Llama, Gemma and the others, as data; norms, activations, positions
-weights         packed and memory-mapped tensors, products with them, and which of them a decoder has
+weights         packed and memory-mapped tensors, products with them; tensors: which of them a decoder has
 gguf folder     the two forms in which decoders are stored
 hub             models through Transformers; checkpoint: what is checked before one is loaded
 """

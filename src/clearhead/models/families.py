@@ -296,33 +296,23 @@ def llama3_rates(rates: Array, factor: float, low: float, high: float, original:
     return (1 - share) * rates / np.float32(factor) + share * rates
 
 
-def yarn_rates(rates: Array, factor: float, base: float, parameters: Mapping[str, Any]) -> Array:
+def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: int) -> Rope:
     """YaRN's (Peng et al. 2023): pairs with many turns in the original positions stay, those with few are slower."""
     dims, original = 2 * len(rates), float(parameters["original_max_position_embeddings"])
-
-    def pair(turns: float) -> float:
-        return dims * log(original / (turns * 2 * pi)) / (2 * log(base))
-
-    low, high = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
+    low, high = (dims * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
     if parameters.get("truncate", True):
         low, high = floor(low), ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
-    slow = np.clip((np.arange(len(rates)) - low) / (high - low or 0.001), 0, 1).astype(np.float32)
-    return rates / np.float32(factor) * slow + rates * (1 - slow)
-
-
-def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: int) -> Rope:
-    original, factor = float(parameters["original_max_position_embeddings"]), parameters.get("factor")
-    factor = positions / original if factor is None else float(factor)
-
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * log(factor) + 1 if factor > 1 else 1.0
-
+    share = np.clip((np.arange(len(rates)) - low) / (high - low or 0.001), 0, 1).astype(np.float32)
+    factor = float(parameters.get("factor") or positions / original)
     stated, scale, of_all = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
     if stated is None:
-        stated = magnitude(scale) / magnitude(of_all) if scale and of_all else magnitude(1)
+        more = 0.1 * log(max(factor, 1))
+        stated = (scale * more + 1) / (of_all * more + 1) if scale and of_all else more + 1
     warming = float(parameters.get("llama_4_scaling_beta") or 0)
-    return Rope(yarn_rates(rates, factor, base, parameters), float(stated), original=int(original), warming=warming)
+    stretched = rates / np.float32(factor) * share + rates * (1 - share)
+    return Rope(stretched, float(stated), original=int(original), warming=warming)
 
 
 def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positions: int) -> Rope:

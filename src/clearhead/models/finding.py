@@ -16,7 +16,7 @@ from clearhead.core.files import json_of, read_text
 from clearhead.core.room import written
 from clearhead.core.rule_values import read_path
 from clearhead.errors import ClearheadError, DtypeError, FileError, expected
-from clearhead.models import folder, gguf, model, tokens, weights
+from clearhead.models import folder, gguf, model, tensors, tokens
 from clearhead.models.families import NotInNumPyError
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:
             paths, file = gguf.parts_of(place), gguf.read(place)
             family, stored = str(file.metadata.get("general.architecture")), file.tensors
             config = gguf.config_of(file)
-            stored = weights.checked(place, gguf.stored(file, config), config)
+            stored = tensors.checked(place, gguf.stored(file, config), config)
             tokens.check(file, config.vocabulary)
         sizes: dict[str, int] = {}
         for tensor in stored.values():

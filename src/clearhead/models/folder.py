@@ -2,11 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
@@ -25,6 +22,7 @@ from clearhead.models.families import (
     check_keys,
     of_parameters,
 )
+from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
@@ -270,47 +268,6 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
         biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
         if biases and stated.get(key) is False:
             raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
-    return result
-
-
-def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str, Stored]:
-    """Arrays of a decoder, each with the name of its dtype, as tensors under GGUF's names.
-
-    A tensor that the family has not keeps its own name, so that it is refused later.
-    """
-    family, result = FAMILIES[config.family], {}
-    for key, (kind, array) in arrays.items():
-        words = key.removeprefix("transformer.").split(".")
-        numbers = [word for word in words if word.isdecimal()]
-        pattern = ".".join("{}" if word.isdecimal() else word for word in words)
-        stem, _, suffix = pattern.rpartition(".")
-        known = family.names.get(pattern) or (f"{family.names[stem]}.{suffix}" if stem in family.names else "")
-        name = known.format(*numbers) or key
-        turned = array.ndim == 3 or (family.transposed and array.ndim == 2 and name.startswith("blk."))
-        shape = array.shape[::-1] if turned and array.ndim == 2 else array.shape
-        if name in result:
-            raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
-        tensor = Stored(kind, shape, array, turned, plus=1.0 if family.less_one and "norm" in name else 0.0)
-        result[name] = tensor.part(family.learned, len(array)) if family.learned and "position" in name else tensor
-    return in_order(result, config, "folder")
-
-
-def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str, Stored]:
-    """The tensors, of which W^Q, W^K and fused ones have their rows in the order in which this decoder takes them."""
-    family, result, d_k = FAMILIES[config.family], dict(tensors), config.d_k
-    rope = next(filter(None, config.ropes), None)
-    for name, tensor in tensors.items():
-        part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(tensor.shape[0])
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part)
-        if part == "attn_qkv" and family.by_head and form == "folder" and len(rows) % (config.kv_heads * d_k) == 0:
-            each = rows.reshape(config.kv_heads, -1, d_k)
-            order = np.concatenate([each[:, :-2].ravel(), each[:, -2].ravel(), each[:, -1].ravel()])
-        elif heads and rope is not None and form in family.neighbours and len(rows) == heads * d_k:
-            order, width = rows.reshape(heads, d_k).copy(), 2 * len(rope.rates)
-            order[:, :width] = order[:, :width].reshape(heads, -1, 2).swapaxes(1, 2).reshape(heads, width)
-        else:
-            continue
-        result[name] = replace(tensor, order=order.ravel())
     return result
 
 

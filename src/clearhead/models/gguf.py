@@ -19,7 +19,8 @@ from clearhead.core.files import mapped
 from clearhead.errors import FileError, shown
 from clearhead.models.families import ARCHITECTURES, FAMILIES, Config, NotInNumPyError, check_keys
 from clearhead.models.families import GGUF as KEYS
-from clearhead.models.folder import described, in_order, one_line
+from clearhead.models.folder import described, one_line
+from clearhead.models.tensors import in_order
 from clearhead.models.weights import Stored, packings, unpacks
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

@@ -221,14 +221,14 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
-    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if getattr(config.get_text_config(), size, None) is None:
-            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
-    classes, kind = config.architectures or (), transformers.AutoModel
-    if any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in classes):
+    sized, kind = config, transformers.AutoModel
+    if any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ()):
         kind = transformers.AutoModelForCausalLM
-    elif any(word.endswith("ForConditionalGeneration") for word in classes):  # of text and pictures
-        kind = transformers.AutoModelForImageTextToText
+    elif any(word.endswith("ForConditionalGeneration") for word in config.architectures or ()):  # of pictures as well
+        sized, kind = config.get_text_config(), transformers.AutoModelForImageTextToText
+    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if getattr(sized, size, None) is None:
+            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
     _check_sizes(place, lambda: kind.from_config(config))
     inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files

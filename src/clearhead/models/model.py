@@ -22,7 +22,7 @@ from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models import decoder as forward
-from clearhead.models import folder, gguf, tokens, weights
+from clearhead.models import folder, gguf, tensors, tokens
 from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, stream
 from clearhead.models.families import Config
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
@@ -310,7 +310,7 @@ def _shipped() -> Model:
 def _of_gguf(path: Path, name: str) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
-    stored = weights.checked(path, gguf.stored(file, config), config)
+    stored = tensors.checked(path, gguf.stored(file, config), config)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
     texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, *tokens.chat_of(file))
     return Model(name, Decoder(config, Weights(stored)), texts)
@@ -336,15 +336,15 @@ def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
     config = folder.config_of(path, data := json_of(path))
     stored = folder.stored(place, config, data)
     config = config._replace(tied=config.tied and "output.weight" not in stored)
-    return config, weights.checked(place, stored, config)
+    return config, tensors.checked(place, stored, config)
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
     """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
     config = folder.config_of(Path("config.json"), data)
     kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
-    stored: dict[str, Stored] = folder.renamed(
+    stored: dict[str, Stored] = tensors.renamed(
         {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
+    return Model(name, Decoder(config, Weights(tensors.checked(name, stored, config))), cast("Tokenizer", None))

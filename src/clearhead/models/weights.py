@@ -1,6 +1,4 @@
-"""A model's weights as they are stored, memory-mapped and packed, and which of them a decoder has.
-
-They become float32 when a layer runs; missing, strange and surplus ones are refused, fused ones are cut.
+"""A model's weights as they are stored, memory-mapped and packed. They become float32 when a layer runs.
 
 BLAS computes products with one thread, and threads of ours share the rows or columns: BLAS's threads wait for each
 other by spinning, which beside other programs took four times as long as one thread, and takes processors from
@@ -24,10 +22,9 @@ import numpy as np
 
 from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room_for_file, free_bytes
+from clearhead.core.room import free_bytes
 from clearhead.engines.threads import get_num_threads
 from clearhead.errors import FileError, MissingExtraError
-from clearhead.models.families import FAMILIES, Config, NotInNumPyError
 
 _UNPACKED = 2**17  # numbers that are unpacked at a time where they are kept, which a processor's cache holds
 _ROWS = 2**22  # numbers that are unpacked at a time where a whole matrix would take too much
@@ -194,137 +191,6 @@ class Weights:
         starts = range(0, tensor.shape[0], step)
         parts = (tensor.rows(slice(start, start + step), self.dtype).T for start in starts)
         return np.concatenate([product(x, part) for part in parts], axis=-1)
-
-
-_OPTIONAL = "?"  # before a name: the model may lack it
-
-
-def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The model's tensors, fused ones cut. Raises FileError where they are not those of such a decoder.
-
-    A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
-    """
-    whole = _cut(tensors, config)
-    known = {}
-    for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
-        name = wanted.removeprefix(_OPTIONAL)
-        if name not in whole:
-            if name != wanted:
-                continue
-            raise FileError(
-                f"{path}: the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has.",
-                "do its sizes and the weights belong together?",
-            )
-        if whole[name].shape not in shapes:
-            raise FileError(
-                f"{path}: `{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
-                "do its sizes and the weights belong together?",
-            )
-        known[name] = whole[name]
-    surplus = sorted(whole.keys() - known.keys())
-    if surplus:
-        raise NotInNumPyError(
-            f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
-            "leaving it out would change the answers; Transformers may run it.",
-        )
-    _check_memory(path, known)
-    return known
-
-
-def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
-    d, queries, keys = config.d_model, config.heads * config.d_k, config.kv_heads * config.d_k
-    yield "token_embd.weight", ((config.vocabulary, d),)
-    if FAMILIES[config.family].learned is not None:
-        yield "position_embd.weight", ((config.positions, d),)
-    yield from _vector("output_norm", d)
-    if not config.tied:
-        yield "output.weight", ((config.vocabulary, d),)
-    yield "?output.bias", ((config.vocabulary,),)
-    for layer in range(config.layers):
-        name = f"blk.{layer}."
-        widths = {
-            "attn_q_norm": (config.d_k, queries),
-            "attn_k_norm": (config.d_k, keys),
-            "attn_sinks": (config.heads,),
-        }
-        for part in FAMILIES[config.family].vectors:
-            yield from _vector(name + part, *widths.get(part, (d,)))
-        if config.parallel:
-            yield from _vector(f"?{name}ffn_norm", d)
-        matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
-        experts, inner = [""], config.d_mlp
-        if config.sparse and config.sparse[layer]:
-            experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
-            matrices["ffn_gate_inp"] = config.experts, d
-        for expert in experts:
-            matrices |= {f"ffn_up{expert}": (inner, d), f"ffn_down{expert}": (d, inner)}
-            if config.gated:
-                matrices[f"ffn_gate{expert}"] = inner, d
-        for part, shape in matrices.items():
-            yield f"{name}{part}.weight", (shape,)
-            yield f"?{name}{part}.bias", (shape[:1],)
-
-
-def _vector(name: str, *widths: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    shapes = tuple((width,) for width in widths)
-    yield f"{name}.weight", shapes
-    yield f"?{name.removeprefix(_OPTIONAL)}.bias", shapes
-
-
-def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
-    keys = config.kv_heads * config.d_k
-    parts = {"attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys}}
-    if config.gated:
-        parts["ffn_up"] = {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp}
-    result: dict[str, Stored] = {}
-    for name, tensor in _of_experts(tensors).items():
-        layer, _, rest = name.removeprefix("blk.").partition(".")
-        part, _, kind = rest.rpartition(".")
-        sizes, start = parts.get(part, {}), 0
-        if tensor.shape[0] != sum(sizes.values()):
-            sizes, result[name] = {}, tensor
-        for each, size in sizes.items():
-            if f"blk.{layer}.{each}.{kind}" in tensors and each != part:
-                raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
-            result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
-            start += size
-    return result
-
-
-def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
-    """The tensors, those of all experts as one for each of them, with their gate apart from what it gates."""
-    result: dict[str, Stored] = {}
-    for name, tensor in tensors.items():
-        stem, _, kind = name.rpartition(".")
-        if not stem.endswith("_exps") or kind == "scales":
-            result |= {} if kind == "scales" else {name: tensor}
-            continue
-        if kind == "blocks" and (scales := tensors.get(f"{stem}.scales")) and scales.shape == tensor.shape[:-1]:
-            tensor = replace(tensor, shape=(*tensor.shape[:2], 32 * tensor.shape[2]), scales=scales.data)
-            kind = "weight"
-        stem = stem.removesuffix("_exps")
-        for number in range(tensor.shape[0]):
-            one = tensor.expert(number)
-            if stem.endswith("_pairs"):
-                rows = np.arange(one.shape[0])
-                for part, first in (("gate", 0), ("up", 1)):
-                    half = replace(one, shape=(len(rows) // 2, *one.shape[1:]), order=rows[first::2])
-                    result[f"{stem.removesuffix('pairs')}{part}.{number}.{kind}"] = half
-            else:
-                result[f"{stem}.{number}.{kind}"] = one
-    return result
-
-
-def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
-    """Raise FileError where not even the largest layer fits into the free memory in float32."""
-    sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        words = name.split(".")
-        layer = words[1] if name.startswith("blk.") and len(words) == 4 else name  # an expert counts alone
-        sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
-    check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")
 
 
 def product(x: Array, w: Array) -> Array:
