@@ -28,6 +28,8 @@ CHANGED = {  # other values of keys, each of which some family computes with and
     "residual_multiplier": [0.5], "scale_attn_weights": [False], "qk_layernorm": [True], "pretraining_tp": [2],
     "use_parallel_residual": [True], "use_bidirectional_attention": [True], "head_dim": [8], "hidden_size": [48],
     "original_max_position_embeddings": [8], "attention_dropout": [0.3], "rms_norm_eps": [0.3], "of tomorrow": [1],
+    "norm_topk_prob": [True, False], "num_experts_per_tok": [1], "decoder_sparse_step": [2], "rotary_pct": [0.5],
+    "enable_bias": [False], "_remove_final_layer_norm": [True], "parallel_attn": [False], "alibi": [True],
     "layer_norm_eps": [0.3], "layer_norm_epsilon": [0.3], "norm_epsilon": [0.3], "no_rope_layers": [[0, 1, 0]],
 }  # fmt: skip
 ALIKE = ("gpt2, ", "llama, ", "qwen2, ", "phi-3, long")  # of these one case of the family is enough

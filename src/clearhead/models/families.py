@@ -104,6 +104,7 @@ class Family(NamedTuple):
     keys         of config.json where they are not Llama's
     defaults     of keys of config.json that may be missing
     uses         other keys of config.json that may be missing
+    fixed        what others' keys say of each model of this family
     """
 
     names: Mapping[str, str]
@@ -129,6 +130,7 @@ class Family(NamedTuple):
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
     uses: Sequence[str] = ()
+    fixed: Mapping[str, Any] = {}
 
 
 class NotInNumPyError(FileError):
@@ -163,7 +165,8 @@ def check_keys(path: object, stated: Mapping[str, Any], used: Container[str], kn
     """
     for key, value in stated.items():
         harmless = key in known["harmless"] or key.startswith(tuple(known["begins"]))
-        if not (key in used or harmless or value is None or value in known["only"].get(key, ())):
+        harmless = value in known["only"][key] if key in known["only"] else harmless
+        if not (key in used or harmless or value is None):
             raise NotInNumPyError(f"{path}: {key} is {shown(value)}, and what it changes is not known here.")
 
 

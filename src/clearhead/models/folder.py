@@ -76,7 +76,7 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
     rope = {"rope_parameters": _rope_parameters(path, data, family)}
-    return described(path, {**family.defaults, **stated, **usual, **rope}, name, family)
+    return described(path, {**family.defaults, **stated, **usual, **rope, **family.fixed}, name, family)
 
 
 def check_layers(path: Path, layers: Any) -> None:
