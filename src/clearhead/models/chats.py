@@ -66,10 +66,10 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, wo
         turns, reached = [], 0
         for place, message in enumerate(messages):
             alone = [pair if i == place else ("", "") for i, pair in enumerate(marks)]
-            found = _marked(render, text, messages, alone)
-            turn = found[place] if found else _found(text, message["content"].strip(), reached)
-            reached = max(reached, turn[1])
-            turns.append(turn)
+            found, said = _marked(render, text, messages, alone), message["content"].strip()
+            start = text.find(said, reached) if said else -1
+            turns.append(found[place] if found else (start, start + len(said)) if start >= 0 else (0, 0))
+            reached = max(reached, turns[-1][1])
     return Rendered(text, turns, dated)
 
 
@@ -106,11 +106,6 @@ def _between(content: str, before: str, behind: str) -> str:
     words = content.strip()
     start = content.find(words)
     return content[:start] + before + words + behind + content[start + len(words) :] if words else content
-
-
-def _found(text: str, words: str, reached: int) -> Span:
-    start = text.find(words, reached) if words else -1
-    return (start, start + len(words)) if start >= 0 else (0, 0)
 
 
 def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:

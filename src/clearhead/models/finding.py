@@ -7,7 +7,6 @@ its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models-
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.core.files import json_of, read_text
 from clearhead.core.room import written
 from clearhead.core.rule_values import read_path
-from clearhead.errors import ClearheadError, DtypeError, FileError, expected
+from clearhead.errors import ClearheadError, DtypeError, FileError, MissingExtraError, expected
 from clearhead.models import folder, gguf, model, tensors, tokens
 from clearhead.models.families import NotInNumPyError
 
@@ -60,22 +59,20 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
     if not text.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
     place = _place(text)
-    if place is None:
-        from clearhead.models import hub
-
-        return hub.load(text, None)
-    try:
-        loaded = model.load(place)
-    except NotInNumPyError as refused:
-        from clearhead.models import hub
-
-        if not os.path.isdir(place) or hub.missing():
-            raise
+    refused: ClearheadError | None = None
+    if place is not None:
         try:
-            return hub.load(text, place)
-        except FileError as error:
-            raise FileError(f"{error.what} (In NumPy it does not run either: {refused.what})", error.hint) from None
-    return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
+            return model.load(place, text)
+        except NotInNumPyError as error:
+            refused = error
+            if not os.path.isdir(place):
+                raise
+    from clearhead.models import hub
+
+    try:
+        return hub.load(text, place)
+    except MissingExtraError as error:
+        raise refused or error from None
 
 
 def _place(name: str) -> Path | None:

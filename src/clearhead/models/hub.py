@@ -185,18 +185,14 @@ def _positions(inner: Any) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def missing() -> list[str]:
-    """The packages that a model of Transformers needs and that are not installed."""
-    return [package for package in ("torch", "transformers") if find_spec(package) is None]
-
-
 def load(name: str, place: Path | None = None) -> HubModel:
     """A model in this place, a directory's name, or a name on the Hugging Face hub, from where it is downloaded.
 
     Raises FileError, MissingExtraError.
     """
-    if lacking := missing():
-        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(lacking)}."
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
+        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = place or (Path(name) if os.path.isdir(name) else _downloaded(name))
     weight_files(place)  # before anything is built

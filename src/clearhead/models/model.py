@@ -291,14 +291,14 @@ def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
     return Layer(str(number), f"blk.{number}", seen, run.rules, q, k, v)
 
 
-def load(place: str | os.PathLike[str] | None = None) -> Model:
+def load(place: str | os.PathLike[str] | None = None, name: str = "") -> Model:
     """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
 
     Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
     """
     if place is None:
         return _shipped()
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), name or str(place))
 
 
 @cache
