@@ -8,11 +8,19 @@ import numpy as np
 import torch
 from gguf.quants import quantize
 
-NEIGHBOURS = ("llama", "mistral", "granite", "mixtral", "smollm3", "ministral3")  # rotated pairs, in GGUF alone
+NEIGHBOURS = (
+    "llama",
+    "mistral",
+    "granite",
+    "mixtral",
+    "smollm3",
+    "ministral3",
+    "arcee",
+)  # rotated pairs, in GGUF alone
 NAMES = {  # of the architecture, where it is not the model_type
     "mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "olmo3": "olmo2", "gpt_neox": "gptneox", "phi": "phi2", "hunyuan_v1_dense": "hunyuan-dense",
-    "ministral3": "mistral3",
+    "ministral3": "mistral3", "cohere": "command-r",
 }  # fmt: skip
 INNER = ("ffn_hidden_size", "intermediate_size", "n_inner")
 

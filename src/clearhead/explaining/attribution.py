@@ -20,7 +20,7 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.digits import percent, rounded, significant
 from clearhead.models.decoder import Decoder, split
-from clearhead.models.mlp import chosen, has_experts
+from clearhead.models.mlp import chosen
 from clearhead.models.model import Model
 from clearhead.models.protocol import Choice, ForwardPass
 from clearhead.textbook.page import capitalised
@@ -148,12 +148,12 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         write("attention", number, output, heads, bias, sizes=sizes, **facts)
         middle = before + output
         source = before if config.parallel else middle
-        read, wrote, row = _norm(decoder, decoder.mlp_norm(number), source), None, source[None].astype(np.float32)
+        read, wrote, row = _norm(decoder, f"{name}.ffn_norm", source), None, source[None].astype(np.float32)
         if f"{name}.post_ffw_norm.weight" in weights:
             wrote = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, row)[0])
         more: dict[str, Any] = {"read": read and read[0], "wrote": wrote and wrote[0], "sizes": (config.d_mlp,)}
-        if has_experts(config, number):
-            experts, shares, _ = chosen(weights, config, number, decoder.normed(decoder.mlp_norm(number), row))
+        if config.sparse[number]:
+            experts, shares, _ = chosen(weights, config, number, decoder.normed(f"{name}.ffn_norm", row))
             took = tuple(zip(experts[0].tolist(), shares[0].tolist(), strict=True))
             more |= {"sizes": (config.d_expert,), "experts": took}
         write("mlp", number, after - middle, **more)

@@ -110,14 +110,9 @@ class Decoder:
         output = in_blocks(partial(self.mlp, number), hidden if self.config.parallel else middle)
         return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
-    def mlp_norm(self, number: int) -> str:
-        """The name of the norm of what a layer's MLP is given; beside attention, it may be attention's."""
-        own = f"blk.{number}.ffn_norm"
-        return f"blk.{number}.attn_norm" if self.config.parallel and f"{own}.weight" not in self.weights else own
-
     def mlp(self, number: int, source: Array) -> Array:
         """What the MLP makes of the residual stream that it reads, (…, tokens, d_model), before its own norm."""
-        return mlp(self.weights, self.config, number, self.normed(self.mlp_norm(number), source))
+        return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source))
 
     def layer(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None

@@ -241,6 +241,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]
     "gelu": (lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
     "quick_gelu": (lambda x: _silu(_QUICK * x) / _QUICK, lambda x: _silu_slope(_QUICK * x)),
     "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
+    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0)),
     "silu": (_silu, _silu_slope),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
 }

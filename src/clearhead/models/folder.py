@@ -126,7 +126,7 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         parallel=bool(data.get("use_parallel_residual", family.parallel)),
         normed_last=family.normed_last,
         experts=read.whole(experts) if experts else 0,
-        sparse=tuple(layer not in without and (layer + 1) % step == 0 for layer in range(layers)) if experts else (),
+        sparse=tuple(bool(experts) and layer not in without and (layer + 1) % step == 0 for layer in range(layers)),
         chosen=read.whole("num_experts_per_tok") if experts else 0,
         d_expert=read.whole("moe_intermediate_size", data.get("intermediate_size")) if experts else 0,
         shares_sum=bool(data.get("norm_topk_prob", False)),

@@ -11,29 +11,26 @@ from clearhead.models.families import ACTIVATIONS, CACHED, Config
 from clearhead.models.weights import Weights, product
 
 
-def has_experts(config: Config, number: int) -> bool:
-    """Do experts compute a layer's MLP?"""
-    return any(config.sparse[number : number + 1])
-
-
 def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Array, Array, Array]:
-    """The experts that compute each token and their shares, largest first, (tokens, chosen); softmax of all logits.
+    """The experts that compute each token and their shares, largest first, (tokens, chosen); what makes the shares.
 
+    That is (tokens, experts), the softmax of all logits, or of the chosen ones and else 0 where `shares_sum`.
     x   (tokens, d_model), what the MLP is given, normed
     """
     logits = weights.linear(x, f"blk.{number}.ffn_gate_inp")
-    every = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    every /= every.sum(axis=-1, keepdims=True)
     experts = np.argsort(-logits, axis=-1, kind="stable")[:, : config.chosen]
-    shares = np.take_along_axis(every, experts, axis=-1)
+    every = np.exp(logits - logits.max(axis=-1, keepdims=True))
     if config.shares_sum:
-        shares = shares / shares.sum(axis=-1, keepdims=True)
-    return experts, shares, every
+        some = np.take_along_axis(every, experts, axis=-1)
+        every = np.zeros_like(every)
+        np.put_along_axis(every, experts, some, axis=-1)
+    every /= every.sum(axis=-1, keepdims=True)
+    return experts, np.take_along_axis(every, experts, axis=-1), every
 
 
 def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
     """What a layer's MLP makes of its normed input, both (…, tokens, d_model), before its own norm."""
-    if not has_experts(config, number):
+    if not config.sparse[number]:
         return _one(weights, config, number, "", x)
     rows = x.reshape(-1, x.shape[-1])
     experts, shares, _ = chosen(weights, config, number, rows)
@@ -46,7 +43,7 @@ def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
 
 def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
     """The derivative by the MLP's normed input from that by its output, before its own norm."""
-    if not has_experts(config, number):
+    if not config.sparse[number]:
         return _one_back(weights, config, number, "", x, upstream)[0]
     rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
     experts, shares, every = chosen(weights, config, number, rows)
@@ -55,11 +52,9 @@ def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: 
         some, place = np.nonzero(experts == expert)
         by_rows, by_shares[some, place] = _one_back(weights, config, number, f".{expert}", rows[some], upstream[some])
         by_x[some] += shares[some, place, None] * by_rows
-    along = (shares * by_shares).sum(axis=-1, keepdims=True)
-    by_logits = np.zeros_like(every) if config.shares_sum else -every * along
-    with_shares = shares * (by_shares - along) if config.shares_sum else shares * by_shares
-    rest = np.take_along_axis(by_logits, experts, axis=-1)
-    np.put_along_axis(by_logits, experts, rest + with_shares, axis=-1)
+    by_every = np.zeros_like(every)
+    np.put_along_axis(by_every, experts, by_shares, axis=-1)
+    by_logits = every * (by_every - (every * by_every).sum(axis=-1, keepdims=True))
     by_x += product(by_logits, weights[f"blk.{number}.ffn_gate_inp.weight"])
     return by_x.reshape(x.shape)
 

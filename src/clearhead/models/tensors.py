@@ -111,11 +111,9 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
         }
         for part in FAMILIES[config.family].vectors:
             yield from _vector(name + part, *widths.get(part, (d,)))
-        if config.parallel:
-            yield from _vector(f"?{name}ffn_norm", d)
         matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
         experts, inner = [""], config.d_mlp
-        if config.sparse and config.sparse[layer]:
+        if config.sparse[layer]:
             experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
             matrices["ffn_gate_inp"] = config.experts, d
         for expert in experts:
@@ -151,6 +149,9 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
                 raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
             result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
             start += size
+    for name in list(result) if FAMILIES[config.family].parallel else ():  # the MLP may read through attention's norm
+        if ".attn_norm." in name:
+            result.setdefault(name.replace("attn_norm", "ffn_norm"), result[name])
     return result
 
 

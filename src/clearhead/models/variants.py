@@ -251,11 +251,8 @@ def through(
 
 def _through_mlp(decoder: Decoder, number: int, source: Array, upstream: Array) -> Array:
     """The derivative by the residual stream that the MLP reads, (tokens, d_model), by way of the MLP."""
-    norm, behind, by_output = (
-        decoder.mlp_norm(number),
-        f"blk.{number}.post_ffw_norm",
-        decoder.config.added_scale * upstream,
-    )
+    norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
+    by_output = decoder.config.added_scale * upstream
     if f"{behind}.weight" in decoder.weights:  # else the output is not needed
         by_output = decoder.normed(behind, decoder.mlp(number, source), by_output)
     by_x = mlp_back(decoder.weights, decoder.config, number, decoder.normed(norm, source), by_output)
