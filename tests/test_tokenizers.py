@@ -190,9 +190,12 @@ def test_tokens_of_phi_3_strip_what_follows(tmp_path, name):
     assert stripped == (name == "Phi-3-mini")
 
 
-def folder_of(place, beside, **config):
-    """A folder with a tokenizer.json without added tokens, and files beside it."""
-    (place / "tokenizer.json").write_text(json.dumps(json.loads(published("gpt-2").to_str()) | {"added_tokens": []}))
+def folder_of(place, beside, *added, **config):
+    """A folder with a tokenizer.json with these added tokens alone, and files beside it."""
+    whole = json.loads(published("gpt-2").to_str())
+    numbers, flags = whole["model"]["vocab"], dict.fromkeys(("single_word", "normalized", "lstrip"), False)
+    tokens = [{"id": numbers[word], "content": word, "rstrip": True, "special": True, **flags} for word in added]
+    (place / "tokenizer.json").write_text(json.dumps(whole | {"added_tokens": tokens}))
     (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config}))
     for name, value in beside.items():
         (place / name).write_text(json.dumps(value))
@@ -204,16 +207,17 @@ def folder_of(place, beside, **config):
         ({}, {"added_tokens_decoder": {"0": {"content": "!", "lstrip": True, "rstrip": True, "special": True}}}),
         ({}, {"eos_token": "<|x|>", "pad_token": "<tool>", "extra_special_tokens": ["<|end of it|>"]}),
         ({}, {"additional_special_tokens": ["<|x|>", "<tool>"]}),
+        ({}, {"stripping": ["<|x|>"], "eos_token": "<|x|>", "pad_token": "<tool>"}),
         ({"special_tokens_map.json": {"eos_token": "<|x|>"}, "added_tokens.json": {"<tool>": None}}, {}),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_added_tokens_of_a_folder_are_those_of_transformers(tmp_path, beside, config):
     transformers = pytest.importorskip("transformers", reason="it is compared with")
     ids = {word: number for number, word in enumerate(vocabulary()[0])}
     if "added_tokens.json" in beside:
         beside = beside | {"added_tokens.json": {word: ids[word] for word in beside["added_tokens.json"]}}
-    folder_of(tmp_path, beside, **config)
+    folder_of(tmp_path, beside, *config.pop("stripping", ()), **config)
     ours, theirs = folder.tokenizer_of(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ["a <|x|> b<tool>c<|end of it|> d ! e", "<|x|><|x|>", *drawn(50, [*SPECIAL, " ! "])]:
         assert ours.encode(text).ids == theirs(text)["input_ids"], text

@@ -296,7 +296,7 @@ def check_tokenizer(place: Path) -> bool:
 
 def tokenizer_of(place: Path) -> Any:
     """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for. Raises FileError."""
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     whole = check_tokenizer(place)
     data = _json(place / "tokenizer_config.json")
@@ -304,7 +304,9 @@ def tokenizer_of(place: Path) -> Any:
         if whole:
             tokenizer = Tokenizer.from_buffer(read_bytes(place / "tokenizer.json", _MOST_TOKENIZER))
         else:
-            tokenizer = ByteLevelBPETokenizer(str(place / "vocab.json"), str(place / "merges.txt"))
+            tokenizer = Tokenizer(models.BPE.from_file(str(place / "vocab.json"), str(place / "merges.txt")))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
         _add_tokens(place, tokenizer, data)
     except FileError:
         raise
@@ -334,9 +336,8 @@ def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
         if (tokenizer.get_vocab_size() if known is None else known) != number:
             raise FileError(f"{place}: its token {token.content!r} is to have the id {number}, but has {known}.")
         tokenizer.add_tokens([token])
-    there = {token.content for token in given.values()}
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    found = [word for word in dict.fromkeys(special) if word in ids and word not in there]
+    there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    found = [word for word in dict.fromkeys(special) if word in tokenizer.get_vocab() and word not in there]
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in found])
 
 
