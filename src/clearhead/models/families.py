@@ -158,16 +158,17 @@ OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
 CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # what is known of the keys of both forms
 
 
-def check_keys(path: object, stated: Mapping[str, Any], used: Container[str], known: Mapping[str, Any]) -> None:
+def check_keys(where: str, stated: Mapping[str, Any], used: Container[str], known: Mapping[str, Any]) -> None:
     """Raise NotInNumPyError for a key that is not used, unless it is known that it changes nothing or says nothing.
 
+    where   what stands before a key in the error
     known   tables of families.toml: names of harmless keys, how such names begin, and harmless values of others
     """
     for key, value in stated.items():
         harmless = key in known["harmless"] or key.startswith(tuple(known["begins"]))
         harmless = value in known["only"][key] if key in known["only"] else harmless
         if not (key in used or harmless or value is None):
-            raise NotInNumPyError(f"{path}: {key} is {shown(value)}, and what it changes is not known here.")
+            raise NotInNumPyError(f"{where}{key} is {shown(value)}, and what it changes is not known here.")
 
 
 def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array:

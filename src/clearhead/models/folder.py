@@ -63,7 +63,7 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         raise NotInNumPyError(what, f"these do: {', '.join(FAMILIES)}; Transformers runs others.")
     family = FAMILIES[name]
     used = {*CONFIG["used"], family.epsilon, *family.keys.values(), *family.defaults, *family.uses}
-    check_keys(path, data, used, CONFIG)
+    check_keys(f"{path}: ", data, used, CONFIG)
     kept = used - family.keys.keys()
     stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
@@ -220,7 +220,7 @@ def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dic
     used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys}
     used -= {"type"} if by_layer else set()  # Gemma 3's class reads rope_type
     for each in rope.values():
-        check_keys(f"{path}: its rotary positions", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
+        check_keys(f"{path}: its rotary positions: ", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
     return rope
 
 

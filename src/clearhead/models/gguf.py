@@ -168,7 +168,7 @@ def config_of(file: GGUF) -> Config:
     if missing := [key for key in (epsilon, *KEYS["needed"], *more.get("needed", ())) if key not in stated]:
         raise FileError(f"{file.path} does not say {architecture}.{missing[0]}.")
     known = {**KEYS, "only": {**KEYS["only"], **more.get("only", {})}}
-    check_keys(f"{file.path}: {architecture}", stated, set(names.values()), known)
+    check_keys(f"{file.path}: {architecture}.", stated, set(names.values()), known)
     keys = {key: f"{architecture}.{name}" for key, name in names.items()}
     data = more.get("defaults", {}) | {key: stated[name] for key, name in names.items() if name in stated}
     data = {key: value for key, value in data.items() if value or key not in KEYS["zero_is_none"]}
