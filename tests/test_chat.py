@@ -139,8 +139,8 @@ def test_a_template_renders_as_transformers_renders_it(name):
 def test_a_date_in_a_chat_is_said(model):
     dated = with_template(model, "{{ strftime_now('%Y') }} " + TEMPLATE)
     messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
-    assert "today's date" in str(ch.explain(messages, dated, verify=0))
-    assert "today's date" not in str(ch.explain(messages, model, verify=0))
+    assert "today's date" in str(ch.explain(messages, dated))
+    assert "today's date" not in str(ch.explain(messages, model))
 
 
 @pytest.mark.parametrize("template", ["{{ 'x' * 10**9 }}", "{{ [0] * 2**40 }}", "{{ 2 ** 99 }}", "{% for i in [] %}"])

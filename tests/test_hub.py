@@ -155,7 +155,7 @@ def test_a_model_of_pictures_explains_a_text(tmp_path: Path, kind: str):
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].numpy()
     np.testing.assert_allclose(loaded.run(ids).logits, logits, atol=1e-4)
-    assert ch.explain(TEXT, loaded, effort=0, verify=0).answer
+    assert ch.explain(TEXT, loaded).answer
 
 
 def test_generation_is_greedy_whatever_the_model_says(tmp_path: Path):

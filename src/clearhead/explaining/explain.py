@@ -16,9 +16,10 @@ from clearhead.explaining.answers import Question, Target, read_answers, rival, 
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
-from clearhead.explaining.texts import Reading, parts_of_text, read, read_slices
+from clearhead.explaining.texts import parts_of_text, read, read_slices
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
+from clearhead.models.tokenizer import Reading
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import DtypeError, SelectionError, expected
-from clearhead.models.chats import read_messages
 from clearhead.models.protocol import LanguageModel, Token, first_letter
-from clearhead.models.tokenizer import Reading as Reading
-from clearhead.models.tokenizer import check_unicode
+from clearhead.models.tokenizer import Reading
 from clearhead.spelling import spelled
 from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
@@ -42,8 +40,6 @@ def read(model: LanguageModel, text: Any) -> Reading:
         return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
-    for message in read_messages(text):
-        check_unicode("text", message["content"])
     made: Reading = model.tokenizer.read_chat(text)
     return made
 

@@ -62,13 +62,11 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, wo
     unused = (chr(number) for number in range(_FIRST_MARK, sys.maxunicode) if chr(number) not in text)
     marks = [(next(unused), next(unused)) for _ in messages]
     turns = _marked(render, text, messages, marks)
-    if turns is None:  # some template looks into a message: each by itself
+    if turns is None:
         turns, reached = [], 0
-        for place, message in enumerate(messages):
-            alone = [pair if i == place else ("", "") for i, pair in enumerate(marks)]
-            found, said = _marked(render, text, messages, alone), message["content"].strip()
+        for said in (message["content"].strip() for message in messages):
             start = text.find(said, reached) if said else -1
-            turns.append(found[place] if found else (start, start + len(said)) if start >= 0 else (0, 0))
+            turns.append((start, start + len(said)) if start >= 0 else (0, 0))
             reached = max(reached, turns[-1][1])
     return Rendered(text, turns, dated)
 

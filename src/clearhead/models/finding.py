@@ -190,7 +190,6 @@ def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:
             config, stored = model.folder_weights(place)
             folder.check_tokenizer(place)
         else:
-            paths = [place]
             paths, file = gguf.parts_of(place), gguf.read(place)
             family, stored = str(file.metadata.get("general.architecture")), file.tensors
             config = gguf.config_of(file)

@@ -160,8 +160,11 @@ def config_of(file: GGUF) -> Config:
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
     names = {family.epsilon: epsilon, **KEYS["keys"], **more.get("keys", {})}
     names |= KEYS["experts"] if "experts" in more else {}
-    stated = {key: value for key, value in file.metadata.items() if key.startswith(f"{architecture}.")}
-    stated = {key.removeprefix(f"{architecture}."): _of_all_layers(value) for key, value in stated.items()}
+    prefix = f"{architecture}."
+    stated = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key, value in stated.items():
+        if isinstance(value, list) and value and value.count(value[0]) == len(value) and type(value[0]) is not bool:
+            stated[key] = value[0]  # the same for every layer
     for other, key in KEYS["also"].items():
         if other in stated:
             stated.setdefault(key, stated.pop(other))
@@ -189,12 +192,6 @@ def config_of(file: GGUF) -> Config:
     if large and "attention_multiplier" not in data:
         return config._replace(scales=((config.d_model / config.heads) ** -0.5,) * config.layers)
     return config
-
-
-def _of_all_layers(value: Any) -> Any:
-    """A key's value; of a list of the same number for every layer, that number."""
-    same = isinstance(value, list) and value and value.count(value[0]) == len(value) and not isinstance(value[0], bool)
-    return value[0] if same else value
 
 
 def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Tokenizer:
         read = read_messages(messages)
         if self.template is None:
             raise RuleError(f"{self.name} has no chat template.", "give it a text.")
+        for message in read:
+            check_unicode("text", message["content"])
         text, turns, dated = rendered(self.template, read, self.name, self.words)
         tokens = self._tokens(self.encoder.encode(text, add_special_tokens=False), text)
         inside = [any(start <= first_letter(token, text) < stop for start, stop in turns) for token in tokens]
