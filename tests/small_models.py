@@ -81,7 +81,7 @@ def _config(kind: Any, **more: Any) -> Any:
         key: _config(type(getattr(plain, key))).to_dict() for key in kind.sub_configs if getattr(plain, key, None)
     }
     for name, value in SIZES.items():
-        default = plain.to_dict().get(name) if hasattr(plain, "per_layer_config") else getattr(plain, name, None)
+        default = plain.to_dict().get(name) if plain.is_heterogeneous else getattr(plain, name, None)
         settable = not isinstance(getattr(kind, name, None), property)
         if settable and isinstance(default, int) and not isinstance(default, bool):
             changes[name] = value
