@@ -15,7 +15,7 @@ from benchmarks.groups import GROUPS
 from benchmarks.limits import READS, Limit, limits, machine, origin
 from clearhead.core.files import write_whole
 from clearhead.digits import fixed
-from clearhead.errors import MissingExtraError, unknown
+from clearhead.errors import FileError, MissingExtraError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,10 @@ def bench(
             raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", GROUPS[name].install)
     folder = None if save is None else Path(save)
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{folder} cannot be a folder: {error.strerror}.") from None
     result = machine(threads)
     known = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, known, threads, quick=quick)

@@ -8,8 +8,21 @@ import numpy as np
 import torch
 from gguf.quants import quantize
 
-NEIGHBOURS = ("llama", "mistral", "granite")  # whose rotated pairs are neighbours in GGUF
-NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}  # of the architecture, where it is not the model_type
+NEIGHBOURS = (
+    "llama",
+    "mistral",
+    "granite",
+    "mixtral",
+    "smollm3",
+    "ministral3",
+    "arcee",
+)  # rotated pairs, in GGUF alone
+NAMES = {  # of the architecture, where it is not the model_type
+    "mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
+    "olmo3": "olmo2", "gpt_neox": "gptneox", "phi": "phi2", "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3", "cohere": "command-r",
+}  # fmt: skip
+INNER = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -17,18 +30,23 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(place: Path, model: Any, kind: str = "F32", more: Any = None) -> Path:
-    """The model in one file; matrices as `kind`. `more` is given the writer, for what a test adds."""
+def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: int = 0) -> Path:
+    """The model in one file, or with `split` so many tensors in each; matrices as `kind`.
+
+    `more` is given the writer, for what a test adds.
+    """
     config, name = model.config, model.config.model_type
     architecture = NAMES.get(name, name)
-    writer = gguf.GGUFWriter(place, architecture)
+    writer = gguf.GGUFWriter(place, architecture, split_max_tensors=split)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    if name == "falcon" and not config.new_decoder_architecture:
+        kv_heads = 1
     d_k = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_block_count(layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    inner = next((size for key in INNER if (size := getattr(config, key, None))), None)
     writer.add_feed_forward_length(inner or 4 * config.hidden_size)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
@@ -47,14 +65,23 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None) -> Path:
         "residual_multiplier": writer.add_residual_scale,
         "logits_scaling": writer.add_logit_scale,
         "attention_multiplier": writer.add_attention_scale,
+        "logit_scale": writer.add_logit_scale,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
     }.items():
-        if getattr(config, key, None):
+        if getattr(config, key, None) and not (key == "num_experts" and hasattr(config, "num_local_experts")):
             add(getattr(config, key))
+    if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if name == "gpt_neox":
+        writer.add_parallel_residual(config.use_parallel_residual)
     if getattr(config, "query_pre_attn_scalar", None):  # real Gemmas need no key, since their head's width says it
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     tokens = ["t", "0", "t0", *(f"w{number}" for number in range(config.vocab_size - 3))]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_merges(["t 0"])
     if more is not None:
@@ -62,7 +89,7 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None) -> Path:
     for key, array in _tensors(model, architecture, layers):
         array = permuted(array, heads) if name in NEIGHBOURS and "attn_q." in key else array
         array = permuted(array, kv_heads) if name in NEIGHBOURS and "attn_k." in key else array
-        packed = array.ndim == 2 and array.shape[-1] % 32 == 0
+        packed = array.ndim > 1 and array.shape[-1] % 32 == 0
         label = gguf.GGMLQuantizationType[kind if packed else "F32"]
         writer.add_tensor(key, quantize(np.ascontiguousarray(array), label), raw_dtype=label)
     writer.write_header_to_file()
@@ -78,7 +105,8 @@ def _positions(writer: Any, config: Any, architecture: str, d_k: int) -> None:
         return
     whole = parameters.get("full_attention", parameters)
     dims = int(d_k * whole.get("partial_rotary_factor", 1.0))
-    writer.add_rope_freq_base(whole["rope_theta"])
+    stretch = whole["alpha"] ** (d_k / (d_k - 2)) if "alpha" in whole else 1.0
+    writer.add_rope_freq_base(whole["rope_theta"] * stretch)
     writer.add_rope_dimension_count(dims)
     kind = whole.get("rope_type", "default")
     if kind == "llama3":
@@ -87,6 +115,15 @@ def _positions(writer: Any, config: Any, architecture: str, d_k: int) -> None:
         plain = 1 / whole["rope_theta"] ** (np.arange(0, dims, 2) / dims)
         rates = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
         writer.add_tensor("rope_freqs.weight", (plain / rates).astype(np.float32))
+    if kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(whole["factor"])
+        writer.add_rope_scaling_orig_ctx_len(whole["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(whole["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(whole["beta_slow"])
+        if "llama_4_scaling_beta" in whole:
+            writer.add_rope_scaling_yarn_log_mul(whole["mscale_all_dim"])
+            writer.add_attn_temperature_scale(whole["llama_4_scaling_beta"])
     if kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
@@ -97,7 +134,7 @@ def _positions(writer: Any, config: Any, architecture: str, d_k: int) -> None:
 def _tensors(model: Any, architecture: str, layers: int) -> Any:
     label = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     names = gguf.get_tensor_name_map(label, layers)
-    for key, parameter in model.state_dict().items():
+    for key, parameter in _parts(model):
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -105,3 +142,30 @@ def _tensors(model: Any, architecture: str, layers: int) -> Any:
         if architecture == "gpt2" and array.ndim == 2 and ("attn.c" in key or "mlp.c" in key):
             array = array.T
         yield name, array + 1 if architecture.startswith("gemma") and "norm" in key else array
+
+
+def _parts(model: Any) -> Any:
+    """The parameters as llama.cpp's conversion has them: experts' gates apart, fused q, k and v after each other."""
+    config = model.config
+    for key, parameter in model.state_dict().items():
+        if ".mlp.experts." in key:
+            oss, bias = config.model_type == "gpt_oss", key.endswith("_bias")
+            stem, end = key.removesuffix("_bias"), ".bias" if bias else ".weight"
+            rows = parameter.transpose(-1, -2) if oss and not bias else parameter
+            if "gate_up" in key:
+                half = rows.shape[1] // 2
+                gate, up = (rows[:, ::2], rows[:, 1::2]) if oss else (rows[:, :half], rows[:, half:])
+                yield stem.replace("gate_up_proj", "gate_proj") + end, gate
+                yield stem.replace("gate_up_proj", "up_proj") + end, up
+            else:
+                yield stem + end, rows
+        elif "query_key_value" in key:
+            d_k = config.hidden_size // config.num_attention_heads
+            groups = config.num_attention_heads
+            if config.model_type == "falcon":
+                groups = config.num_kv_heads if config.new_decoder_architecture else 1
+            each = parameter.reshape(groups, -1, d_k, *parameter.shape[1:])
+            parts = each[:, :-2], each[:, -2], each[:, -1]
+            yield key, torch.cat([part.reshape(-1, *parameter.shape[1:]) for part in parts])
+        else:
+            yield key + ".weight" * key.endswith("sinks"), parameter

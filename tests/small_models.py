@@ -30,10 +30,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def small(model: Any) -> Any:
-    """A model of two layers, some tens of channels wide, with random weights."""
+def small(model: Any, **more: Any) -> Any:
+    """A model of two layers, some tens of channels wide, with random weights; `more` is put into its configuration."""
     torch.manual_seed(0)
-    return shaken(model(_config(model.config_class)))
+    return shaken(model(_config(model.config_class, **more)))
 
 
 def tokenizer(words: Sequence[str]) -> Any:
@@ -75,17 +75,17 @@ def taken(model: Any) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def _config(kind: Any) -> Any:
+def _config(kind: Any, **more: Any) -> Any:
     plain = kind()
     changes: dict[str, Any] = {
         key: _config(type(getattr(plain, key))).to_dict() for key in kind.sub_configs if getattr(plain, key, None)
     }
     for name, value in SIZES.items():
-        default = getattr(plain, name, None)
+        default = plain.to_dict().get(name) if plain.is_heterogeneous else getattr(plain, name, None)
         settable = not isinstance(getattr(kind, name, None), property)
         if settable and isinstance(default, int) and not isinstance(default, bool):
             changes[name] = value
     kinds = list(dict.fromkeys(getattr(plain, "layer_types", None) or ()))
     if kinds:
         changes["layer_types"] = (kinds * 2)[:2]
-    return kind(**changes)
+    return kind(**changes | more)

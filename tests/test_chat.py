@@ -1,12 +1,15 @@
 """Messages in place of a text: the template's tokens are marked, the question is not hidden, the answer comes first."""
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import clearhead as ch
 from clearhead.models import finding
+from clearhead.models.chats import rendered
 from clearhead.models.hub import of_loaded
 from clearhead.models.model import load
 from dense_gpt2 import SHIPPED
@@ -71,8 +74,9 @@ def test_a_reply_is_counted_and_stops_where_it_ends(model):
     words = transformers.AutoTokenizer.from_pretrained(SHIPPED)
     ids = [token.id for token in model.tokenizer.tokens(PLACE)]
     last = model.generate(ids, 6)[-1]
-    inner.generation_config.eos_token_id, words.eos_token = last, words.convert_ids_to_tokens(last)
-    ended = replace(model, tokenizer=replace(model.tokenizer, end=words.eos_token))
+    inner.generation_config.eos_token_id = [0, last]
+    inner.generation_config.repetition_penalty, inner.generation_config.no_repeat_ngram_size = 3.0, 2
+    ended = replace(model, tokenizer=replace(model.tokenizer, ends=frozenset((0, last))))
     for most in (3, 20):
         replies = []
         for one in (ended, of_loaded(inner, words)):
@@ -81,6 +85,68 @@ def test_a_reply_is_counted_and_stops_where_it_ends(model):
             assert steps[:3] == [0, 1, 2]
             assert len(steps) <= 7
         assert replies[0] == replies[1] == model.generate(ids, min(most, 5))
+
+
+PUBLISHED = {  # what the templates of published models have in them
+    "a block": "{% for m in messages %}<{{ m.role }}>{% generation %}{% set x = 1 %}{{ m.content }}"
+    "{% endgeneration %}{{ x }}{% endfor %}",
+    "json": "{{ messages | tojson(indent=1, ensure_ascii=true) }}{{ {'b': '<&>', 'a': 'é'} | tojson(sort_keys=true) }}",
+    "none": "{{ tools is none }}{{ documents is not none }}{{ pad_token }}{{ unk_token is defined }}"
+    "{{ messages[0].content }}{{ 2 ** 5 }}",
+    "repeated": "{{ '-' * 3 }}{{ [1] * 2 }}{% for m in messages %}{{ m.role }} {{ m.content | trim }}{% endfor %}",
+    "thoughts": "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1].lstrip() }}\n{% endfor %}",
+    "last first": "{% for m in messages | reverse %}[{{ m.role }}]{{ m.content }}{% break %}{% endfor %}",
+    "by length": "{% for m in messages %}{{ m.role }}{{ m.content | length }}{{ m.content }}{% endfor %}",
+}  # fmt: skip
+CHATS = [
+    [("user", "user")], [("system", "is"), ("user", " hi\n"), ("assistant", "<think>so</think>is"), ("user", "is")],
+    [("user", "<a> & 'b'"), ("assistant", "assistant"), ("user", "你好 user")],
+]  # fmt: skip
+
+
+def published():
+    """The templates here, and those in the source of llama.cpp, where CLEARHEAD_LLAMA_CPP says where that is."""
+    place = os.environ.get("CLEARHEAD_LLAMA_CPP")
+    found = sorted(Path(place, "models", "templates").glob("*.jinja")) if place else []
+    return PUBLISHED | {path.stem: path.read_text(encoding="utf-8") for path in found}
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_template_renders_as_transformers_renders_it(name):
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template, words = published()[name], {"bos_token": "<s>", "pad_token": "<pad>"}
+    for chat in CHATS:
+        messages = [{"role": role, "content": content} for role, content in chat]
+        try:
+            (theirs,), _ = utils.render_jinja_template(
+                [messages], chat_template=template, add_generation_prompt=True, **words
+            )
+        except Exception:  # it refuses such a chat
+            with pytest.raises(ch.errors.FileError):
+                rendered(template, messages, name, words)
+            continue
+        text, turns, dated = rendered(template, messages, name, words)
+        assert text == theirs
+        assert dated == ("strftime_now" in template) or name not in PUBLISHED
+        shown = [text[start:stop] for start, stop in turns]
+        for (_, content), said in zip(chat, shown, strict=True):
+            ends = content.strip().removeprefix("<think>so</think>")
+            assert said.endswith(ends) or (said == "" and text.count(ends) < len(turns))
+        starts = [start for start, stop in turns if stop]
+        assert name == "last first" or starts == sorted(starts)
+
+
+def test_a_date_in_a_chat_is_said(model):
+    dated = with_template(model, "{{ strftime_now('%Y') }} " + TEMPLATE)
+    messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
+    assert "today's date" in str(ch.explain(messages, dated))
+    assert "today's date" not in str(ch.explain(messages, model))
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' * 10**9 }}", "{{ [0] * 2**40 }}", "{{ 2 ** 99 }}", "{% for i in [] %}"])
+def test_a_template_without_an_end_is_refused(template):
+    with pytest.raises(ch.errors.FileError, match="its chat template cannot be used"):
+        rendered(template, [{"role": "user", "content": "hi"}], "a model", {})
 
 
 @pytest.mark.usefixtures("by_default")

@@ -236,8 +236,7 @@ EDITS = {
     "--cut '4>0'": "position 4, and the text has 4 tokens. hint: positions are 0 to 3",
     "--cut 'humpty>on'": "none of its queries came with a key",
     "--cut 'on>sat@2'": "there is no layer 2 in rhymes",
-    "--cut 'on>sat@0.8'": "there is no head 8 in rhymes, which has 8",
-    "--cut 'on>sat@0,1.2'": "expected LAYER.HEAD after @",
+    "--cut 'on>sat@0.8'": "there is no head 8 in layer 0, which has 8",
     "--boost sat": "expected KEYS=NUMBER",
     "--off x": "expected LAYER.HEAD",
 }

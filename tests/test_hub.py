@@ -20,7 +20,7 @@ from clearhead.cli import main
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import hub
 from clearhead.models import model as gpt2
-from small_models import save
+from small_models import save, small
 from watched import FAMILY, SMALL, Family, build
 
 TEXT = "humpty dumpty sat on the wall and had a great fall"
@@ -145,6 +145,32 @@ def test_what_cannot_run_and_what_is_damaged_is_refused(
     damage(tmp_path)
     with pytest.raises(ch.errors.FileError, match=words):
         hub.load(place)
+
+
+@pytest.mark.parametrize("kind", ["Gemma3", "Llava", "Qwen3VL"])
+def test_a_model_of_pictures_explains_a_text(tmp_path: Path, kind: str):
+    model = small(getattr(hf, f"{kind}ForConditionalGeneration"))
+    loaded: Any = ch.load_model(save(tmp_path, model, WORDS))
+    ids = [token.id for token in loaded.tokenizer.tokens(TEXT)]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(loaded.run(ids).logits, logits, atol=1e-4)
+    assert ch.explain(TEXT, loaded).answer
+
+
+def test_generation_is_greedy_whatever_the_model_says(tmp_path: Path):
+    place, inner = saved(tmp_path, FAMILY["llama"])
+    model: Any = hub.load(place)
+    punished = model.inner.generation_config
+    punished.repetition_penalty, punished.no_repeat_ngram_size, punished.min_new_tokens = 9.0, 1, 3
+    punished.suppress_tokens, punished.do_sample = [*range(20)], True
+    ids = [token.id for token in model.tokenizer.tokens(TEXT)]
+    made = model.generate(ids, 8)
+    for _ in made:
+        with torch.no_grad():
+            ids.append(int(inner(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert ids[-8:] == made
+    assert model.inner.generation_config is punished
 
 
 def test_directories_without_a_model_are_refused(tmp_path: Path):

@@ -17,9 +17,12 @@ import clearhead as ch  # noqa: E402
 from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
+from clearhead.explaining.attribution import ways  # noqa: E402
+from clearhead.models.decoder import Decoder  # noqa: E402
+from clearhead.models.families import FAMILIES, Config, Family  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
-from clearhead.models.protocol import Variant  # noqa: E402
+from clearhead.models.protocol import Variant, choices  # noqa: E402
 from clearhead.models.variants import hidden_of  # noqa: E402
 from clearhead.models.weights import Weights  # noqa: E402
 from gguf_files import write  # noqa: E402
@@ -39,6 +42,28 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.1, 1.2, 1.3, 1.4],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+QWEN = {
+    "num_experts": 5,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "head_dim": 16,
+}
+OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+    "sliding_window": 7,
+    "rope_parameters": YARN | {"truncate": False},
+}
 CASES = {
     "gpt2": ("GPT2", {}),
     "gpt2, scaled by layer": ("GPT2", {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}),
@@ -66,8 +91,44 @@ CASES = {
     "olmo 2": ("Olmo2", {}),
     "stablelm": ("StableLm", {"use_qkv_bias": True}),
     "starcoder 2": ("Starcoder2", {"sliding_window": 6}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 7}),
+    "qwen3-moe": ("Qwen3Moe", QWEN),
+    "qwen3-moe, a layer without": ("Qwen3Moe", QWEN | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
+    "gpt-oss": ("GptOss", OSS),
+    "gpt-oss, other limit": ("GptOss", OSS | {"swiglu_limit": 2.0}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "olmo 3": ("Olmo3", {
+        "num_hidden_layers": 5, "sliding_window": 7,
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    }),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-neox, one after the other": ("GPTNeoX", {"use_parallel_residual": False}),
+    "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 48}),
+    "phi-2": ("Phi", {}),
+    "falcon 7b": ("Falcon", {"multi_query": True, "bias": True}),
+    "falcon 40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "glm-4": ("Glm4", {"head_dim": 8}),
+    "cohere 2": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 7}),
+    "exaone 4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 7}),
+    "exaone 4, no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0
+    }}),
+    "seed-oss": ("SeedOss", {"head_dim": 16}),
+    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7}),
+    "ministral 3": ("Ministral3", {"head_dim": 16, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3
+    }}),
+    "glm": ("Glm", {"head_dim": 8}),
+    "cohere": ("Cohere", {}),
+    "ernie 4.5": ("Ernie4_5", {"head_dim": 16}),
+    "arcee": ("Arcee", {"head_dim": 16}),
+    "qwen3, yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
 }  # fmt: skip
-NO_KEY = [(name, "gguf") for name in CASES if name.startswith(("gpt2, ", "qwen2, "))]  # which GGUF has no key for
+# Those that GGUF has no key or architecture for.
+UNKNOWN = ("opt", "ministral", "glm", "gpt-oss, other limit", "qwen3-moe, a layer without")
+NO_KEY = [(name, "gguf") for name in CASES if name.startswith(("gpt2, ", "qwen2, ")) or name in UNKNOWN]
 N = 40
 
 
@@ -79,14 +140,18 @@ def peer_of(name):
         keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         keys |= {"max_position_embeddings": "n_positions"}
         inputs = {keys.get(key, key): value for key, value in inputs.items()}
-        del inputs["intermediate_size"], inputs["num_key_value_heads"]
+        del inputs["intermediate_size"]
+    if kind in ("GPT2", "GPTNeoX", "OPT"):
+        del inputs["num_key_value_heads"]
     config = getattr(hf, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))(
         **inputs, attn_implementation="eager"
     )
     peer = getattr(hf, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(int(fresh().integers(2**31)))
-    for parameter in peer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    for part, parameter in peer.named_parameters():  # gpt-oss's experts reach their limit of 7
+        torch.nn.init.normal_(
+            parameter, std=3.0 if kind == "GptOss" and "gate_up" in part else 0.3, generator=generator
+        )
     return peer
 
 
@@ -99,16 +164,19 @@ def saved(peer, place, shard="5GB"):
 
 def run_of(peer, ids):
     """Logits, the derivative by what W^O is given in each layer, and by the residual stream, of three logits' sum."""
-    inputs, hooks = [], []
+    inputs = []
 
     def keep(_, args):
         args[0].retain_grad()
         inputs.append(args[0])
 
-    for block in peer.model.layers if hasattr(peer, "model") else peer.transformer.h:
-        attention = block.self_attn if hasattr(block, "self_attn") else block.attn
-        out = attention.o_proj if hasattr(attention, "o_proj") else attention.c_proj
-        hooks.append(out.register_forward_pre_hook(keep))
+    last = ("o_proj", "c_proj", "out_proj", "dense")
+    outs = [
+        inner
+        for name, inner in peer.named_modules()
+        if name.rpartition(".")[2] in last and "att" in name and "mlp" not in name
+    ]
+    hooks = [out.register_forward_pre_hook(keep) for out in outs]
     done = peer(torch.tensor([ids]), output_hidden_states=True)
     for hidden in done.hidden_states[:-1]:
         hidden.retain_grad()
@@ -141,6 +209,8 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
         np.testing.assert_allclose(joined, theirs, atol=1e-4 * np.abs(theirs).max())
     for ours, theirs in zip((layer.residual for layer in back), streams, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    (way,) = ways(model, run, N - 1, choices(model, run.logits[N - 1], [5]))
+    assert way.difference <= 1e-4 * sum(abs(part.adds) for part in way.parts)
     gates = np.where(np.arange(N) % 3 == 1, -np.inf, 0.0)  # rows of keys that no later row sees are left out
     (left,) = model.again(run, [Variant(gates, 1)], range(N - 1, N))
     gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)])[-1][0, -1:]))
@@ -149,6 +219,82 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
     gaps = np.sort(whole, axis=-1)[:, -1] - whole[np.arange(12), made]  # cached decoding takes the full pass's choice
     assert gaps.max() <= 1e-4 * max(1, np.abs(whole).max())
+
+
+def choices_off(config):
+    """The config with one of its choices taken back at a time."""
+    yield "centred", config._replace(centred=not config.centred)
+    yield "activation", config._replace(activation="tanh")
+    yield "scales", config._replace(scales=(config.scales[0] * 1.1,) * config.layers)
+    numbers = ("softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
+    for name in (*numbers, "parallel", "normed_last"):
+        if getattr(config, name) != (usual := Config._field_defaults[name]):
+            yield name, config._replace(**{name: usual})
+    if any(config.windows):
+        yield "windows", config._replace(windows=(None,) * config.layers)
+    if config.experts:
+        yield "chosen", config._replace(chosen=config.chosen - 1)
+        yield "shares_sum", config._replace(shares_sum=not config.shares_sum)
+    for name, usual in (("rates", 0), ("long", None), ("magnitude", 1), ("warming", 0)):
+        if any(rope and np.any(getattr(rope, name) != usual) for rope in config.ropes):
+            changed = (rope and rope._replace(**{name: getattr(rope, name) * 0.8}) for rope in config.ropes)
+            if name != "rates" or config.ropes[0].long is None:
+                yield name, config._replace(ropes=tuple(changed))
+    if None in config.ropes and any(config.ropes):
+        yield "unturned", config._replace(ropes=(next(filter(None, config.ropes)),) * config.layers)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_choice_of_a_family_changes_its_answers(tmp_path, monkeypatch, name):
+    """So that the comparison with Transformers would see each of them missing."""
+    peer, ids = peer_of(name), fresh().integers(0, 97, N).tolist()
+    folder = saved(peer, tmp_path)
+    model = load(folder)
+    logits = np.asarray(model.run(ids).logits)
+
+    def changes(other):
+        return np.abs(np.asarray(other.run(ids).logits) - logits).max() > 1e-3 * np.abs(logits).max()
+
+    for choice, config in choices_off(model.config):
+        assert changes(replace(model, decoder=Decoder(config, model.decoder.weights))), choice
+    stored = model.decoder.weights.stored
+    parts = {key.lstrip("blk.0123456789") for key in stored if key.endswith("bias") or "sinks" in key}
+    for part in parts - ({"attn_k.bias"} if not any(model.config.ropes) else set()):  # adds the same to all of a row
+        left = {key: tensor for key, tensor in stored.items() if not key.endswith(part)}
+        assert changes(replace(model, decoder=Decoder(model.config, Weights(left)))), part
+    kind = model.config.family
+    for switch in ("neighbours", "by_head", "less_one", "transposed", "learned", "vectors", "far_unturned"):
+        usual = Family._field_defaults[switch]
+        there = getattr(FAMILIES[kind], switch)
+        if (
+            there in (usual, ["gguf"])
+            or (name, switch) == ("falcon 7b", "by_head")
+            or (switch == "far_unturned" and not any(model.config.windows))
+        ):
+            continue
+        with monkeypatch.context() as patched, suppress(FileError):
+            patched.setitem(FAMILIES, kind, FAMILIES[kind]._replace(**{switch: usual}))
+            assert changes(load(folder)), switch
+
+
+def test_an_explanation_says_which_experts_a_token_took(tmp_path, capsys):
+    peer = peer_of("qwen3-moe")
+    place = write(tmp_path / "model.gguf", peer)
+    seen = ch.explain("t0 t0", load(place)).steps(token=1)
+    ids = [token.id for token in seen.tokens]
+    routers = peer(torch.tensor([ids]), output_router_logits=True).router_logits
+    expected = [torch.softmax(router[1], -1).topk(3) for router in routers]
+    took = [part.experts for part in seen.way.parts if part.kind == "mlp"]
+    assert [[expert for expert, _ in each] for each in took] == [top.indices.tolist() for top in expected]
+    shares = [(top.values / top.values.sum()).tolist() for top in expected]
+    np.testing.assert_allclose([[share for _, share in each] for each in took], shares, atol=1e-5)
+    one = load(place)
+    one.run(ids[:1])
+    read = {name.split(".")[3] for name in one.decoder.weights.kept if name.startswith("blk.0.ffn_up.")}
+    assert len(read) == 3  # no other expert's weights were unpacked
+    for language, said in (("en", "by experts "), ("zh", "由专家 ")):
+        assert main(["explain", "t0 t0", "--steps", "--token", "1", "--model", str(place), "--lang", language]) == 0
+        assert f"{said}{took[0][0][0]} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
@@ -173,6 +319,33 @@ def test_packed_weights_run_as_their_unpacked_numbers(tmp_path, kind):
     weights = Weights(model.decoder.weights.stored, np.float64)  # NumPy's products
     model = replace(model, decoder=replace(model.decoder, weights=weights))
     np.testing.assert_allclose(np.asarray(model.run(ids).logits), expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_gpt_oss_in_four_bits_runs_as_transformers_unpacks_it(tmp_path, monkeypatch):
+    from gguf.quants import dequantize
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    monkeypatch.setitem(CASES, "four bits", ("GptOss", OSS | {"hidden_size": 64}))
+    peer, rng, packed = peer_of("four bits"), fresh(), {}
+    for name, parameter in peer.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inside, outside = parameter.shape
+            blocks = torch.from_numpy(rng.integers(0, 256, (experts, outside, inside // 32, 16), np.uint8))
+            scales = torch.from_numpy(rng.integers(122, 127, blocks.shape[:-1]).astype(np.uint8))
+            parameter.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            packed |= {name: None, f"{name}_blocks": blocks, f"{name}_scales": scales}
+    place, ids = saved(peer, tmp_path), rng.integers(0, 97, N).tolist()
+    tensors = load_file(place / "model.safetensors") | packed
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, place / "model.safetensors")
+    model, logits = load(place), peer(torch.tensor([ids])).logits[0].detach().numpy()
+    np.testing.assert_allclose(np.asarray(model.run(ids).logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))
+    import gguf
+
+    file = write(tmp_path / "model.gguf", peer, "MXFP4")
+    (tensor,) = (one for one in gguf.GGUFReader(file).tensors if one.name == "blk.1.ffn_up_exps.weight")
+    ours = load(file).decoder.weights["blk.1.ffn_up.3.weight"]
+    np.testing.assert_array_equal(ours, dequantize(tensor.data, tensor.tensor_type)[3])
 
 
 def test_what_the_family_does_not_have_is_refused(tmp_path):

@@ -13,11 +13,11 @@ from rich.cells import cell_len
 import clearhead as ch
 from clearhead.explaining import part_runs
 from clearhead.explaining.answers import rival
-from clearhead.explaining.texts import Reading
 from clearhead.explaining.why_words import conclusion, head_lines, inside, listed, part_lines
 from clearhead.models import finding
 from clearhead.models import model as gpt2
 from clearhead.models.protocol import Token
+from clearhead.models.tokenizer import Reading
 from clearhead.words import LANGUAGES
 from problems import of_tiers
 from terminal import call

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import unicodedata
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -13,8 +15,10 @@ gguf = pytest.importorskip("gguf", reason="GGUF files need gguf: pip install ggu
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
 
+from clearhead.errors import FileError  # noqa: E402
+from clearhead.models import folder  # noqa: E402
 from clearhead.models.gguf import read  # noqa: E402
-from clearhead.models.tokens import tokenizer_of  # noqa: E402
+from clearhead.models.tokens import ends_of, tokenizer_of  # noqa: E402
 from seeds import fresh  # noqa: E402
 
 BLOCKS = [  # first and last code point of what strings are drawn from
@@ -48,8 +52,7 @@ def split(expression, behavior="Isolated", invert=False):
 
 QWEN2 = split(CL100K.replace(r"\p{N}{1,3}", r"\p{N}"))
 PUBLISHED = {  # the pre_tokenizer before its bytes, whether NFC comes first, and ignore_merges, of a tokenizer.json
-    "default": (None, False, False),  # openai-community/gpt2
-    "gpt-2": (None, False, False),
+    "gpt-2": (None, False, False),  # openai-community/gpt2
     "olmo": (None, True, False),  # EleutherAI/gpt-neox-20b, allenai/OLMo-7B
     "smollm": (DIGITS, False, False),  # HuggingFaceTB/SmolLM2-135M
     "starcoder": (DIGITS, False, False),  # bigcode/starcoder2-3b
@@ -58,6 +61,9 @@ PUBLISHED = {  # the pre_tokenizer before its bytes, whether NFC comes first, an
     "llama-bpe": (split(CL100K), False, True),  # meta-llama/Meta-Llama-3-8B
     "llama3": (split(CL100K), False, True),
     "llama-v3": (split(CL100K), False, True),
+    "falcon3": (split(CL100K), False, True),  # tiiuae/Falcon3-1B-Base
+    "pixtral": (split(CL100K), False, True),  # mistral-community/pixtral-12b
+    "glm4": (split(CL100K), False, True),  # THUDM/GLM-4-9B-0414
     "dbrx": (split(CL100K, "Removed", True), False, False),  # databricks/dbrx-base, allenai/OLMo-2-1124-7B
     "smaug-bpe": (split(CL100K), False, False),  # abacusai/Smaug-Llama-3-70B-Instruct
     "qwen2": (QWEN2, True, False),  # Qwen/Qwen2.5-0.5B
@@ -108,9 +114,11 @@ def vocabulary():
     return words, [" ".join(pair) for pair in model["merges"]]
 
 
-def loaded(place, kind, words, types, **more):
+def loaded(place, kind, words, types, keys=None, **more):
     """The tokenizer of a GGUF file with these words."""
     writer = gguf.GGUFWriter(place / "words.gguf", "llama")
+    for key, value in (keys or {}).items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"tokenizer.ggml.{key}", value)
     writer.add_tokenizer_model(kind)
     writer.add_token_list(words)
     writer.add_token_types(types)
@@ -148,6 +156,106 @@ def test_byte_level_ids_are_those_of_the_published_tokenizer(tmp_path, pre, coun
         assert one.ids == ids[-1], repr(text)
         assert one.offsets == other.offsets, repr(text)
     assert ours.decode_batch(ids, skip_special_tokens=False) == theirs.decode_batch(ids, skip_special_tokens=False)
+
+
+def small(place, types=None, **more):
+    """A tokenizer of GPT-2's kind with special tokens at its end, and their ids."""
+    words, merges = vocabulary()
+    words = [*words[:-3], "<|im_end|>", "<|b|>", "<|c|>"]
+    kinds = [1] * (len(words) - 3) + (types or [CONTROL] * 3)
+    more = {"tokenizer_pre": "gpt-2", "token_merges": merges, "add_bos_token": False} | more
+    return loaded(place, "gpt2", words, kinds, **more), [len(words) - 3, len(words) - 2, len(words) - 1]
+
+
+def test_a_cut_that_a_file_does_not_name_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match="does not say how its tokenizer cuts texts"):
+        made, _ = small(tmp_path, tokenizer_pre="default")
+    assert [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str("a10000$$")] == ["a", "100", "00", "$$"]
+
+
+def test_every_end_token_ends_a_reply_and_is_one_token(tmp_path):
+    first, second, third = range(len(vocabulary()[0]) - 3, len(vocabulary()[0]))
+    ends = {"eos_token_id": second, "eot_token_id": third}
+    made, _ = small(tmp_path, types=[1, 1, 1], keys=ends)
+    assert ends_of(read(tmp_path / "words.gguf")) == {first, second, third}  # the first is known by its text
+    assert made.encode("<|im_end|><|b|><|c|>").ids == [first, second, third]
+    made, _ = small(tmp_path, types=[1, 1, 1], keys={"eos_token_ids": [second, third], "added_tokens": ["<|c|>"]})
+    assert ends_of(read(tmp_path / "words.gguf")) == {first, second, third}
+
+
+@pytest.mark.parametrize("name", ["Phi 3 mini", "Phi-3-mini"])
+def test_tokens_of_phi_3_strip_what_follows(tmp_path, name):
+    made, (_, second, _) = small(tmp_path, name=name)
+    stripped = made.encode("<|b|>\n the").ids == [second, *made.encode("the").ids]
+    assert stripped == (name == "Phi-3-mini")
+
+
+def folder_of(place, beside, *added, **config):
+    """A folder with a tokenizer.json with these added tokens alone, and files beside it."""
+    whole = json.loads(published("gpt-2").to_str())
+    numbers, flags = whole["model"]["vocab"], dict.fromkeys(("single_word", "normalized", "lstrip"), False)
+    tokens = [{"id": numbers[word], "content": word, "rstrip": True, "special": True, **flags} for word in added]
+    (place / "tokenizer.json").write_text(json.dumps(whole | {"added_tokens": tokens}))
+    (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config}))
+    for name, value in beside.items():
+        (place / name).write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("beside", "config"),
+    [
+        ({}, {"added_tokens_decoder": {"0": {"content": "!", "lstrip": True, "rstrip": True, "special": True}}}),
+        ({}, {"eos_token": "<|x|>", "pad_token": "<tool>", "extra_special_tokens": ["<|end of it|>"]}),
+        ({}, {"additional_special_tokens": ["<|x|>", "<tool>"]}),
+        ({}, {"stripping": ["<|x|>"], "eos_token": "<|x|>", "pad_token": "<tool>"}),
+        ({"special_tokens_map.json": {"eos_token": "<|x|>"}, "added_tokens.json": {"<tool>": None}}, {}),
+    ],
+    ids=range(5),
+)
+def test_added_tokens_of_a_folder_are_those_of_transformers(tmp_path, beside, config):
+    transformers = pytest.importorskip("transformers", reason="it is compared with")
+    ids = {word: number for number, word in enumerate(vocabulary()[0])}
+    if "added_tokens.json" in beside:
+        beside = beside | {"added_tokens.json": {word: ids[word] for word in beside["added_tokens.json"]}}
+    folder_of(tmp_path, beside, *config.pop("stripping", ()), **config)
+    ours, theirs = folder.tokenizer_of(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ["a <|x|> b<tool>c<|end of it|> d ! e", "<|x|><|x|>", *drawn(50, [*SPECIAL, " ! "])]:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+
+
+def test_a_vocabulary_with_merges_keeps_its_special_tokens(tmp_path):
+    words, merges = vocabulary()
+    words = [*words, "<|endoftext|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    assert folder.tokenizer_of(tmp_path).encode("a<|endoftext|>").ids[-1] == len(words) - 1
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    with pytest.raises(FileError, match=r"a Qwen2Tokenizer has no tokenizer\.json there"):
+        folder.tokenizer_of(tmp_path)
+
+
+def in_llama_cpp():
+    """The vocabularies with texts and their ids in llama.cpp's source, where CLEARHEAD_LLAMA_CPP says where it is."""
+    place = os.environ.get("CLEARHEAD_LLAMA_CPP")
+    return sorted(path.with_suffix("") for path in Path(place, "models").glob("*.gguf.inp")) if place else []
+
+
+@pytest.mark.skipif(not in_llama_cpp(), reason="CLEARHEAD_LLAMA_CPP names no source of llama.cpp")
+def test_published_vocabularies_give_llama_cpps_ids():
+    known = 0
+    for path in in_llama_cpp():
+        texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+        ids = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
+        file = read(path)
+        try:
+            made = tokenizer_of(file, len(file.metadata["tokenizer.ggml.tokens"]))
+        except FileError:
+            continue
+        for text, line in zip(texts, ids, strict=False):
+            if unicodedata.is_normalized("NFC", text):  # llama.cpp does not compose characters, as the models' do
+                assert made.encode(text, add_special_tokens=False).ids == [int(each) for each in line.split()], path
+        known += 1
+    assert known >= 12
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.long)])

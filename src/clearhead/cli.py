@@ -79,7 +79,7 @@ def _check_targets(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from clearhead.explaining.texts import check_unicode
+    from clearhead.models.tokenizer import check_unicode
 
     check_unicode("TEXT", options.text or "")
     asked = arguments.asked_for(options)
@@ -179,8 +179,8 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
     prompt, hide = _prompt(options), None
     if options.chat is not None and (options.text or "").strip():
         reading = read(model, prompt)
-        if len(reading.turns) == len(prompt):  # a template may have rewritten the text
-            start, stop = reading.turns[-1]
+        start, stop = reading.turns[-1]
+        if stop > start:  # a template may have left it out
             hide = [(start, stop - len(f"\n\n{options.chat.strip()}"))]
     asked = {
         "answer": options.why if isinstance(options.why, str) else options.answer,

@@ -65,7 +65,18 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             data = _limited(sys.stdin.buffer, allowed)
         if data is None:
             raise FileError(f"{path} cannot be read: it has more than {written(allowed, OF_FILES)}.")
+        _check_pointer(path, data[:100])
         return data
+
+
+def _check_pointer(path: object, start: bytes, *, page: bool = False) -> None:
+    """Raise FileError for what stands in a download's place: a pointer of Git LFS, or with `page` a web page."""
+    if start.startswith(b"version https://git-lfs"):
+        what = f"{path} is a pointer of Git LFS, which says where the file is, and not the file."
+        raise FileError(what, "git lfs pull, in its folder.")
+    if page and start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        what = f"{path} is a web page and not the file that it tells of."
+        raise FileError(what, "download the file itself; on huggingface.co its address has /resolve/ in it.")
 
 
 def mapped(path: str | os.PathLike[str]) -> mmap.mmap:
@@ -75,6 +86,7 @@ def mapped(path: str | os.PathLike[str]) -> mmap.mmap:
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
                 raise FileError(f"{path} cannot be read: it is empty.")
+            _check_pointer(path, file.read(100), page=True)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
@@ -93,7 +105,9 @@ def read_text(path: str) -> str:
 def json_of(path: str | os.PathLike[str], *, number: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """A JSON object from a file; see `object_of`. Raises FileError."""
     most = min(_MOST_TEXT, free_bytes() // _JSON_COST)
-    return object_of(_decoded(path, read_bytes(path, most)), str(path), number=number)
+    data = read_bytes(path, most)
+    _check_pointer(path, data[:100], page=True)
+    return object_of(_decoded(path, data), str(path), number=number)
 
 
 def toml_of(package: str, name: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
-from clearhead.explaining.texts import Reading, check_unicode, continued
+from clearhead.explaining.texts import continued
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
+from clearhead.models.tokenizer import Reading, check_unicode
 from clearhead.spelling import cut
 from clearhead.watching.pieces import words
 

@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.digits import rounded, significant
+from clearhead.digits import percent, rounded, significant
 from clearhead.models.decoder import Decoder, split
+from clearhead.models.mlp import chosen
 from clearhead.models.model import Model
 from clearhead.models.protocol import Choice, ForwardPass
 from clearhead.textbook.page import capitalised
@@ -47,6 +48,7 @@ class WayPart(NamedTuple):
     sizes   heads and d_k of attention; d_mlp of an MLP; the vocabulary
     read    the norm that it reads through; for the last norm itself
     wrote   the norm that its output goes through before it is added, where there is one
+    experts of an MLP, that computed the token, each with its share, the largest first
     """
 
     kind: PartKind
@@ -58,6 +60,7 @@ class WayPart(NamedTuple):
     sizes: tuple[int, ...] = ()
     read: Norm | None = None
     wrote: Norm | None = None
+    experts: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers, lists and words."""
@@ -144,11 +147,16 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         facts = {"read": read and read[0], "wrote": wrote and wrote[0]}
         write("attention", number, output, heads, bias, sizes=sizes, **facts)
         middle = before + output
-        read, wrote = _norm(decoder, f"{name}.ffn_norm", middle), None
+        source = before if config.parallel else middle
+        read, wrote, row = _norm(decoder, f"{name}.ffn_norm", source), None, source[None].astype(np.float32)
         if f"{name}.post_ffw_norm.weight" in weights:
-            wrote = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, middle[None].astype(np.float32))[0])
-        facts = {"read": read and read[0], "wrote": wrote and wrote[0]}
-        write("mlp", number, after - middle, sizes=(config.d_mlp,), **facts)
+            wrote = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, row)[0])
+        more: dict[str, Any] = {"read": read and read[0], "wrote": wrote and wrote[0], "sizes": (config.d_mlp,)}
+        if config.sparse[number]:
+            experts, shares, _ = chosen(weights, config, number, decoder.normed(f"{name}.ffn_norm", row))
+            took = tuple(zip(experts[0].tolist(), shares[0].tolist(), strict=True))
+            more |= {"sizes": (config.d_expert,), "experts": took}
+        write("mlp", number, after - middle, **more)
     bias_of = weights.get("output.bias")
     raw = decoder.logits(run.hidden[-1][position], capped=False)
     shape, result = (len(run.ids), rows.shape[1]), []
@@ -194,6 +202,12 @@ def against(first: Way, second: Way) -> Way:
         for part, other in zip(first.parts, second.parts, strict=True)
     ]
     return first._replace(logit=first.logit - second.logit, parts=parts)
+
+
+def experts_of(part: WayPart, language: Language, before: str = "") -> str:
+    """The experts that computed the token, each with its share, after some letters; "" where there are none."""
+    each = ", ".join(f"{expert} ({percent(share)})" for expert, share in part.experts)
+    return before + say(language, "way experts", experts=each) if each else ""
 
 
 def part_name(part: WayPart, d_model: int, language: Language) -> str:
@@ -253,7 +267,7 @@ def _words(way: Way, language: Language) -> dict[str, Any]:
         "minus": say(language, "way title minus", **between),
         "logit": say(language, "way logit", **between),
         "stream": say(language, "way stream", tokens=tokens, d_model=d_model, token="{token}"),
-        "parts": [part_name(part, d_model, language) for part in way.parts],
+        "parts": [part_name(part, d_model, language) + experts_of(part, language, "; ") for part in way.parts],
         "norms": [_norms(part, d_model, language) for part in way.parts],
         "layers": {layer: say(language, "way layer", layer=layer) for layer in layers},
         "notes": [capitalised(note, language) for note in notes(way, language)],

@@ -16,9 +16,10 @@ from clearhead.explaining.answers import Question, Target, read_answers, rival, 
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
-from clearhead.explaining.texts import Reading, parts_of_text, read, read_slices
+from clearhead.explaining.texts import parts_of_text, read, read_slices
 from clearhead.models.model import Model
 from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
+from clearhead.models.tokenizer import Reading
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
@@ -82,9 +83,10 @@ def explain(
 
     loaded, more = load_model(model), whole_number("generate", generate, 0)
     listed, reading = whole_number("count", count, 1), read(loaded, text)
-    where = reading.turns[:-1] or reading.turns or [(0, len(reading.text))]
+    turns = [turn for turn in reading.turns if turn[0] < turn[1]]
+    where = turns[:-1] or turns or [(0, len(reading.text))]
     hidden = where if hide is None else read_slices("hide", hide, reading.text)
-    if word is not None or (answer is None and (more or reading.turns)):
+    if word is not None or (answer is None and (more or turns)):
         reading, answer = said_by(loaded, reading, answer, word, more, each)
     run = forward_pass(loaded, reading.tokens, each)
     asked = read_answers(loaded, reading.tokens, run, answer, against)

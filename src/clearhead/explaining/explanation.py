@@ -18,7 +18,6 @@ from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PairEffect, PartEffect, Rerun, by_change, plain
 from clearhead.explaining.steps import steps_of_text
-from clearhead.explaining.texts import Reading
 from clearhead.explaining.why_words import (
     CARRIES,
     causes_table,
@@ -32,6 +31,7 @@ from clearhead.explaining.why_words import (
 from clearhead.loading import load
 from clearhead.models.model import Model
 from clearhead.models.protocol import Choice, LanguageModel, Token
+from clearhead.models.tokenizer import Reading
 from clearhead.spelling import bare
 from clearhead.tables import Table, Tabular
 from clearhead.view.container import Document

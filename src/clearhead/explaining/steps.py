@@ -13,9 +13,10 @@ from clearhead.errors import SelectionError, shown
 from clearhead.explaining.attribution import ways
 from clearhead.explaining.head_steps import HeadSteps, steps_of
 from clearhead.explaining.rerun import forward_pass, resting, without_heads
-from clearhead.explaining.texts import Reading, continued, find_token, read
+from clearhead.explaining.texts import continued, find_token, read
 from clearhead.models.model import Model
 from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, next_tokens
+from clearhead.models.tokenizer import Reading
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.trace import Trace, trace

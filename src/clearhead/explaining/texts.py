@@ -8,9 +8,9 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from clearhead.core.rule_values import is_whole
-from clearhead.errors import DtypeError, FileError, SelectionError, expected
+from clearhead.errors import DtypeError, SelectionError, expected
 from clearhead.models.protocol import LanguageModel, Token, first_letter
-from clearhead.models.tokenizer import places, read_messages
+from clearhead.models.tokenizer import Reading
 from clearhead.spelling import spelled
 from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
@@ -31,29 +31,17 @@ class Split(NamedTuple):
     characters: int
 
 
-class Reading(NamedTuple):
-    """What a model is given: a text or a chat's, its tokens, and where the contents of a chat's messages stand."""
-
-    text: str
-    tokens: list[Token]
-    turns: list[tuple[int, int]]
-
-
 def read(model: LanguageModel, text: Any) -> Reading:
     """A text as it is, or a list of messages by the model's template.
 
     Raises DtypeError for anything else, FileError for what is not Unicode, and what `model.tokens` and `model.chat` do.
     """
     if isinstance(text, str):
-        check_unicode("text", text)
-        return Reading(text, model.tokenizer.tokens(text), [])
+        return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
-    messages = read_messages(text)
-    for message in messages:
-        check_unicode("text", message["content"])
-    whole, tokens = model.tokenizer.chat(messages)
-    return Reading(whole, tokens, places(whole, messages))
+    made: Reading = model.tokenizer.read_chat(text)
+    return made
 
 
 def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Reading:
@@ -63,17 +51,7 @@ def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Rea
         text, end = model.tokenizer.text(token), tokens[-1].stop
         tokens.append(Token(token, text, end, end + len(text), template=bool(reading.turns)))
         whole += text
-    return Reading(whole, tokens, reading.turns)
-
-
-def check_unicode(name: str, text: str) -> None:
-    """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) - 0xDC00
-        kind = f"byte {byte:#04x}" if 0x80 <= byte <= 0xFF else "a lone surrogate"
-        raise FileError(f"{name} is not UTF-8: character {error.start} is {kind}.", "save it as UTF-8.") from None
+    return reading._replace(text=whole, tokens=tokens)
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:

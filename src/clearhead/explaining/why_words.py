@@ -43,7 +43,8 @@ def ratio(value: float) -> str:
 def most_likely(seen: Any, language: Language) -> str:
     """What the model says next."""
     shares = (f"{spelled(each.text)} {percent(each.probability)}" for each in seen.next[:_NEXT])
-    return say(language, "why next", tokens="  ".join(shares))
+    dated = [say(language, "dated")] if seen.reading.dated else []
+    return "; ".join([say(language, "why next", tokens="  ".join(shares)), *dated])
 
 
 def parts_table(seen: Any, language: Language, count: int | None = None, *, effects: bool = False) -> Table:

@@ -14,7 +14,8 @@ import numpy as np
 from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.models.families import ACTIVATIONS, CACHED, Angles, Config, norm_back, normed, turned
+from clearhead.models.families import Angles, Config, norm_back, normed, turned
+from clearhead.models.mlp import mlp
 from clearhead.models.protocol import Each, LayerRun
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
@@ -57,12 +58,6 @@ class Decoder:
             made = norm_back(rows, weight, join(upstream) if together else upstream, self.config)
         return split(made, x.shape[-1]) if together else made
 
-    def linear(self, x: Array, name: str) -> Array:
-        """x·Wᵀ + b, with b where the model has one."""
-        made = self.weights.product(x, f"{name}.weight")
-        bias = self.weights.get(f"{name}.bias")
-        return made if bias is None else made + bias
-
     def rules(self, number: int) -> dict[str, Any]:
         """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
         rules: dict[str, Any] = {"causal": True}
@@ -73,51 +68,51 @@ class Decoder:
             rules["scale"] = scale
         if self.config.softcap is not None:
             rules["softcap"] = self.config.softcap
+        if (sinks := self.weights.get(f"blk.{number}.attn_sinks.weight")) is not None:
+            rules["sinks"] = sinks
         return rules
 
     def before(
         self, number: int, hidden: Array, places: Array
-    ) -> tuple[Array, Array, Array, Array, dict[str, Array], Angles]:
+    ) -> tuple[Array, Array, Array, Array, dict[str, Array], dict[str, Angles]]:
         """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
 
-        Behind them, for derivatives: the projections by part, "q", "k" and "v", before norms and rotation; the angles.
+        Behind them, for derivatives: the projections by part, "q", "k" and "v", before norms and rotation; the angles
+        by part.
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
         """
         x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
-        made = {part: split(self.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k) for part in "qkv"}
-        angles = None if rope is None else rope.angles(places)
-        q, k = (turned(self.normed(f"blk.{number}.attn_{part}_norm", made[part]), angles) for part in "qk")
+        made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k) for part in "qkv"}
+        of_keys = None if rope is None else rope.angles(places)
+        angles = {"k": of_keys, "q": of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)}
+        q, k = (self.placed(number, part, made[part], angles[part]) for part in "qk")
         return x, q, k, made["v"], made, angles
+
+    def placed(self, number: int, part: str, x: Array, angles: Angles, upstream: Array | None = None) -> Array:
+        """Norm and turn a layer's projected queries or keys; upstream: the derivative by x from that by the result."""
+        name, back = f"blk.{number}.attn_{part}_norm", angles and (angles[0], -angles[1])
+        if self.config.normed_last:
+            if upstream is None:
+                return self.normed(name, turned(x, angles))
+            return turned(self.normed(name, turned(x, angles), upstream), back)
+        if upstream is None:
+            return turned(self.normed(name, x), angles)
+        return self.normed(name, x, turned(upstream, back))
 
     def mixed(self, number: int, heads: Array) -> Array:
         """Attention's output after W^O, (…, tokens, d_model), from what its heads give, (…, heads, tokens, d_k)."""
-        return self.linear(join(heads), f"blk.{number}.attn_output")
+        return self.weights.linear(join(heads), f"blk.{number}.attn_output")
 
     def after(self, number: int, hidden: Array, output: Array) -> Array:
         """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
         scale = self.config.added_scale
         middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
-        output = in_blocks(partial(self.mlp, number), middle)
+        output = in_blocks(partial(self.mlp, number), hidden if self.config.parallel else middle)
         return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
-    def inner(self, number: int, middle: Array) -> tuple[Array | None, Array]:
-        """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
-        y = self.normed(f"blk.{number}.ffn_norm", middle)
-        up = self.linear(y, f"blk.{number}.ffn_up")
-        return self.linear(y, f"blk.{number}.ffn_gate") if self.config.gated else None, up
-
-    def mlp(self, number: int, middle: Array) -> Array:
-        """What the MLP makes of the residual stream after attention, (…, tokens, d_model), before it is added."""
-        act, _ = ACTIVATIONS[self.config.activation]
-        gate, up = self.inner(number, middle)
-        for block in blocks(up.shape[-2], CACHED):
-            tokens = (..., block, slice(None))
-            with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
-                if gate is None:
-                    up[tokens] = act(up[tokens])
-                else:
-                    up[tokens] *= act(gate[tokens])
-        return self.linear(up, f"blk.{number}.ffn_down")
+    def mlp(self, number: int, source: Array) -> Array:
+        """What the MLP makes of the residual stream that it reads, (…, tokens, d_model), before its own norm."""
+        return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source))
 
     def layer(
         self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
@@ -141,7 +136,8 @@ class Decoder:
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
         biases = frozenset(b for part, b in letters.items() if f"blk.{number}.{part}.bias" in self.weights)
         through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
-        through = through if self.config.ropes[number] is None else f"RoPE({through})"
+        if self.config.ropes[number] is not None:
+            through = through.replace("{}", "RoPE({})") if self.config.normed_last else f"RoPE({through})"
         output = self.mixed(number, heads)
         return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden)
 

@@ -5,17 +5,19 @@ They compute in the dtype of what they are given. Rotary positions (Su et al. 20
 apart, (x_i, x_{i + dims/2}), as in safetensors; GGUF's pairs of neighbours are put in this order when a file is read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from math import erf, log, pi, sqrt
+from collections.abc import Callable, Container, Mapping, Sequence
+from math import ceil, erf, floor, log, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array, blocks
 from clearhead.core.files import toml_of
+from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
+_QUICK = 1.702  # x·σ(1.702·x) is close to GELU
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
@@ -26,6 +28,11 @@ class Config(NamedTuple):
     scales          of each layer what q·k is multiplied by
     ropes           of each layer its rotary positions; None: it has none
     added_scale     what attention and MLP multiply by what they add to the residual stream
+    parallel        does the MLP read what attention reads, the stream before the layer?
+    normed_last     are queries and keys normed after they were turned, instead of before?
+    sparse          which layers have experts
+    experts         of an MLP; `chosen` of them compute each token, with shares that sum to 1 where `shares_sum`
+    limit           where it is there, an MLP is down(act(min(gate, limit))·(1 + up cut to ±limit))
     """
 
     family: str
@@ -51,6 +58,14 @@ class Config(NamedTuple):
     embedding_scale: float = 1.0
     added_scale: float = 1.0
     logit_scale: float = 1.0
+    parallel: bool = False
+    normed_last: bool = False
+    sparse: tuple[bool, ...] = ()
+    experts: int = 0
+    chosen: int = 0
+    d_expert: int = 0
+    shares_sum: bool = True
+    limit: float | None = None
     shares_runs: bool = True  # does a variant of a run cost less than a run? it shares what comes before its change
 
     def facts(self) -> dict[str, Any]:
@@ -58,6 +73,8 @@ class Config(NamedTuple):
         names = ["family", "layers", "heads", "kv_heads", "d_model", "vocabulary"]
         if self.shares_runs:
             names += ["d_mlp", "positions", "epsilon", "activation", "tied"]
+        if self.experts:
+            names += ["experts", "chosen"]
         return {name: getattr(self, name) for name in names}
 
 
@@ -65,10 +82,20 @@ class Family(NamedTuple):
     """One family: names of its numbers in config.json and GGUF files, and what it does.
 
     names        of tensors in safetensors, without .weight or .bias, and in GGUF
+    architecture in GGUF, where it is not the model_type; "" where llama.cpp has none
+    renamed      parts of layers that GGUF calls by another name of the table
+    vectors      norms that each layer has, and sinks
     centred      layer norms instead of root-mean-square norms
     gated        MLPs with a gate
     activation   where config.json names none, and in GGUF, which names none at all
-    neighbours   in GGUF, the rows of W^Q and W^K are permuted so that rotated pairs are neighbours
+    neighbours   the forms, "folder" and "gguf", in which the rows of W^Q and W^K that turn as a pair are neighbours
+    by_head      the rows of safetensors' fused q, k and v: of each key head its queries, then k, then v
+    parallel     the MLP reads what attention reads; `use_parallel_residual` of config.json counts more
+    normed_last  queries and keys are normed after they were turned
+    learned      the rows before the first position's in the table of positions; None: there is no such table
+    unturned     which layers have no rotary positions, again and again; `no_rope_layers` of config.json counts more
+    far_unturned only layers with windows have rotary positions, where there are any
+    near_plain   layers with windows have plain rotary positions, however the others' are stretched
     less_one     safetensors keep a norm's weight less 1
     by_width     embeddings are multiplied by √d_model
     transposed   safetensors keep linear weights as (d_in, d_out)
@@ -76,13 +103,25 @@ class Family(NamedTuple):
     epsilon      the key of the norms' ε in config.json
     keys         of config.json where they are not Llama's
     defaults     of keys of config.json that may be missing
+    uses         other keys of config.json that may be missing
+    fixed        what others' keys say of each model of this family
     """
 
     names: Mapping[str, str]
+    architecture: str | None = None
+    renamed: Mapping[str, str] = {}
+    vectors: Sequence[str] = ("attn_norm", "ffn_norm")
     centred: bool = False
     gated: bool = True
     activation: str = "silu"
-    neighbours: bool = False
+    neighbours: Sequence[str] = ()
+    by_head: bool = False
+    parallel: bool = False
+    normed_last: bool = False
+    learned: int | None = None
+    unturned: Sequence[bool] = (False,)
+    far_unturned: bool = False
+    near_plain: bool = False
     less_one: bool = False
     by_width: bool = False
     transposed: bool = False
@@ -90,6 +129,15 @@ class Family(NamedTuple):
     epsilon: str = "rms_norm_eps"
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
+    uses: Sequence[str] = ()
+    fixed: Mapping[str, Any] = {}
+
+
+class NotInNumPyError(FileError):
+    """A sound model that is not computed here; Transformers may run its folder."""
+
+    def __init__(self, what: str, hint: str = "Transformers may run the folder with safetensors.") -> None:
+        super().__init__(what, hint)
 
 
 _TABLES = toml_of("clearhead.models", "families.toml")
@@ -100,7 +148,27 @@ def _family(names: tuple[str, ...] = ("llama",), **more: Any) -> Family:
 
 
 FAMILIES = {kind: _family(**table) for kind, table in _TABLES["families"].items()}
+# The families by general.architecture of GGUF files.
+ARCHITECTURES = {
+    kind if family.architecture is None else family.architecture: kind
+    for kind, family in FAMILIES.items()
+    if family.architecture != ""
+}
 OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
+CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # what is known of the keys of both forms
+
+
+def check_keys(where: str, stated: Mapping[str, Any], used: Container[str], known: Mapping[str, Any]) -> None:
+    """Raise NotInNumPyError for a key that is not used, unless it is known that it changes nothing or says nothing.
+
+    where   what stands before a key in the error
+    known   tables of families.toml: names of harmless keys, how such names begin, and harmless values of others
+    """
+    for key, value in stated.items():
+        harmless = key in known["harmless"] or key.startswith(tuple(known["begins"]))
+        harmless = value in known["only"][key] if key in known["only"] else harmless
+        if not (key in used or harmless or value is None):
+            raise NotInNumPyError(f"{where}{key} is {shown(value)}, and what it changes is not known here.")
 
 
 def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array:
@@ -172,7 +240,9 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]
     "gelu_new": (_gelu_tanh, _gelu_tanh_slope),
     "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
     "gelu": (lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
+    "quick_gelu": (lambda x: _silu(_QUICK * x) / _QUICK, lambda x: _silu_slope(_QUICK * x)),
     "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
+    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0)),
     "silu": (_silu, _silu_slope),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
 }
@@ -182,12 +252,21 @@ class Rope(NamedTuple):
     """Pair i turns by position·rates[i]; the rotated part is multiplied by `magnitude`.
 
     long, original   the rates for texts of more than `original` tokens, where they are others (Phi-3)
+    warming          queries are multiplied by 1 + warming·ln(1 + ⌊position/original⌋) (Llama 4, Ministral 3)
     """
 
     rates: Array  # (dims/2,), float32
     magnitude: float = 1.0
     long: Array | None = None
     original: int = 0
+    warming: float = 0.0
+
+    def of_queries(self, angles: tuple[Array, Array], places: Array) -> tuple[Array, Array]:
+        """The angles with which the queries at these positions are turned."""
+        if not self.warming:
+            return angles
+        warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
+        return angles[0] * warmth, angles[1] * warmth
 
     def angles(self, places: Array) -> tuple[Array, Array]:
         """Cosine and sine of these positions, each (tokens, dims/2), times the magnitude."""
@@ -222,6 +301,25 @@ def llama3_rates(rates: Array, factor: float, low: float, high: float, original:
     return (1 - share) * rates / np.float32(factor) + share * rates
 
 
+def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: int) -> Rope:
+    """YaRN's (Peng et al. 2023): pairs with many turns in the original positions stay, those with few are slower."""
+    dims, original = 2 * len(rates), float(parameters["original_max_position_embeddings"])
+    fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
+    low, high = (dims * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
+    if parameters.get("truncate", True):
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    share = np.clip((np.arange(len(rates)) - low) / (high - low or 0.001), 0, 1).astype(np.float32)
+    factor = float(parameters.get("factor") or positions / original)
+    stated, scale, of_all = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if stated is None:
+        more = 0.1 * log(max(factor, 1))
+        stated = (scale * more + 1) / (of_all * more + 1) if scale and of_all else more + 1
+    warming = float(parameters.get("llama_4_scaling_beta") or 0)
+    stretched = rates / np.float32(factor) * share + rates * (1 - share)
+    return Rope(stretched, float(stated), original=int(original), warming=warming)
+
+
 def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positions: int) -> Rope:
     """The rotary positions that config.json asks for: pair i turns by base^(−2i/dims), or another rate.
 
@@ -229,9 +327,11 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
                  is missing or is no number
     Raises ValueError for a kind that is not computed here.
     """
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind in ("dynamic", "ntk_alpha") and parameters.get("alpha"):  # Hunyuan
+        kind, base = "default", base * float(parameters["alpha"]) ** (dims / (dims - 2))
     exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     rates = np.asarray(1 / np.power(np.float32(base), exponents), np.float32)  # in float32 as PyTorch computes them
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return Rope(rates)
     if kind == "linear":
@@ -241,6 +341,8 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
         return Rope(llama3_rates(rates, *(float(parameters[name]) for name in names)))
     if kind == "factors":  # one for each pair, in a GGUF file
         return Rope(rates / _factors(rates, parameters["factors"]))
+    if kind == "yarn":
+        return _yarn(rates, base, parameters, positions)
     if kind != "longrope":
         raise ValueError(f"kind {kind!r} is not computed here")
     short, long = (_factors(rates, parameters[f"{name}_factor"]) for name in ("short", "long"))

@@ -7,22 +7,22 @@ its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models-
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.core.files import json_of
+from clearhead.core.files import json_of, read_text
 from clearhead.core.room import written
 from clearhead.core.rule_values import read_path
-from clearhead.errors import ClearheadError, DtypeError, FileError, expected
-from clearhead.models import folder, gguf, model
+from clearhead.errors import ClearheadError, DtypeError, FileError, MissingExtraError, expected
+from clearhead.models import folder, gguf, model, tensors, tokens
+from clearhead.models.families import NotInNumPyError
 
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_MODEL, _OLLAMA_ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 
 
 def load_model(name: Any = None) -> "model.Model | HubModel":
@@ -33,11 +33,11 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
            Transformers, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that
            ships with clearhead
 
-    GGUF files, and folders of the families GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma (1, 2, 3), Phi-3, Granite,
-    OLMo 2, StableLM and StarCoder 2, run in NumPy and this library's kernel, without PyTorch; other folders and names
-    run in Transformers (extra `hf`). Raises FileError for what is missing, damaged or of no kind that runs,
-    MissingExtraError where a package is missing, DtypeError for another type. Reading takes O(size of the header);
-    weights are read when a layer first runs.
+    GGUF files and folders of the families that docs/models.md lists run in NumPy and this library's kernel, without
+    PyTorch; other folders and names, and those of these families that ask for what is not computed here, run in
+    Transformers (extra `hf`). Raises FileError for what is missing, damaged or of no kind that runs, MissingExtraError
+    where a package is missing, DtypeError for another type. Reading takes O(size of the header); weights are read when
+    a layer first runs.
 
     >>> import clearhead as ch
     >>> model = ch.load_model()
@@ -59,18 +59,20 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
     if not text.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
     place = _place(text)
-    if place is None or not _in_numpy(place):
-        from clearhead.models import hub
+    refused: ClearheadError | None = None
+    if place is not None:
+        try:
+            return model.load(place, text)
+        except NotInNumPyError as error:
+            refused = error
+            if not os.path.isdir(place):
+                raise
+    from clearhead.models import hub
 
+    try:
         return hub.load(text, place)
-    loaded = model.load(place)
-    return replace(loaded, name=text, tokenizer=replace(loaded.tokenizer, name=text))
-
-
-def _in_numpy(place: Path) -> bool:
-    """Does a file or folder run in NumPy? One without config.json is read there too, which says that it is missing."""
-    config = place / "config.json"
-    return not os.path.isfile(config) or folder.family_of(json_of(config)) is not None
+    except MissingExtraError as error:
+        raise refused or error from None
 
 
 def _place(name: str) -> Path | None:
@@ -84,7 +86,7 @@ def _place(name: str) -> Path | None:
     if name == "smollm2":
         return _smollm2()
     is_path = path.is_absolute() or name.startswith(".") or len(path.parts) > 2 or path.suffix == ".gguf"
-    cached = None if is_path else dict(_of_hugging_face()).get(name)
+    cached = None if is_path else {known: here for known, here, _ in _of_hugging_face()}.get(name)
     if cached is None and (is_path or find_spec("transformers") is None):
         raise FileError(
             f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
@@ -103,47 +105,66 @@ def _smollm2() -> Path:
 
 def _of_program(kind: str, name: str) -> Path:
     """The file of a name of Ollama's or LM Studio's. Raises FileError."""
-    ollama = kind == "ollama"
+    ollama, asked = kind == "ollama", name.removesuffix(":latest").lower()
     here = list(_ollama_models() if ollama else _lmstudio_models())
-    for known, place in here:
-        words = known.partition(":")[2]
-        if name.removesuffix(":latest") in (words, f"library/{words}" if ollama else words.rpartition("/")[2]):
+    for known, place, reason in here:
+        words = known.partition(":")[2].lower()
+        owned = [f"library/{words}"] if ollama else [words.partition("/")[2], *map(str, Path(words).parents)]
+        if asked in (words, *owned):
+            if reason:
+                raise FileError(f"{known}: {reason}")
             return place
-    listed = ", ".join(known for known, _ in here) or "none"
+    listed = ", ".join(known for known, *_ in here) or "none"
     hint = f"it has: {listed}" + (f"; ollama pull {name} fetches it." if ollama else ".")
     raise FileError(f"{'Ollama' if ollama else 'LM Studio'} has no {name} here.", hint)
 
 
-Here = tuple[str, Path]  # the name that `--model` takes, and the file or folder
+Here = tuple[str, Path, str]  # the name that `--model` takes, the file or folder, and why it does not run, or ""
 
 
 def _ollama_models() -> Iterator[Here]:
-    """The models that Ollama has; a download that was cut off names a blob that is not here."""
+    """The models that Ollama has, those from hf.co too; a download that was cut off names a blob that is not here."""
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
-    for manifest in sorted(path for path in root.glob("manifests/registry.ollama.ai/*/*/*") if path.is_file()):
-        owner, base, tag = manifest.parts[-3:]
-        name = f"ollama:{base if owner == 'library' else f'{owner}/{base}'}:{tag}"
+    for manifest in sorted(path for path in root.glob("manifests/*/*/*/*") if path.is_file()):
+        host, owner, base, tag = manifest.parts[-4:]
+        owners = [part for part in (host, owner) if part not in ("registry.ollama.ai", "library")]
+        name = f"ollama:{'/'.join([*owners, base])}:{tag}".removesuffix(":latest")
         with suppress(ClearheadError, AttributeError, KeyError, TypeError):  # a manifest may say anything
-            for layer in json_of(manifest)["layers"]:
-                blob = root / "blobs" / Path(layer["digest"].replace(":", "-")).name
-                if layer["mediaType"] == _OLLAMA_MODEL and blob.is_file():
-                    yield (name.removesuffix(":latest"), blob)
+            blobs = {layer["mediaType"]: layer["digest"] for layer in reversed(json_of(manifest)["layers"])}
+            blob = root / "blobs" / Path(blobs[_OLLAMA_MODEL].replace(":", "-")).name
+            adapted = "it has an adapter, which is not computed here." if _OLLAMA_ADAPTER in blobs else ""
+            if blob.is_file():
+                yield (name, blob, adapted)
 
 
 def _lmstudio_models() -> Iterator[Here]:
+    """The models that LM Studio has, named by their folder, or in it by their file where there are several."""
     for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
-        for path in sorted(base.glob("*/*/*.gguf")):
-            yield (f"lmstudio:{path.parent.parent.name}/{path.parent.name}", path)
+        for folder_of_model in sorted(base.glob("*/*")):
+            files = [path for path in sorted(folder_of_model.glob("*.gguf")) if _first_of_model(path.name)]
+            for path in files:
+                name = f"lmstudio:{folder_of_model.parent.name}/{folder_of_model.name}"
+                yield (name if len(files) == 1 else f"{name}/{path.stem}", path, "")
+
+
+def _first_of_model(name: str) -> bool:
+    """Is this the name of a model or its first part, and of no projector of pictures?"""
+    later = "-of-" in name and "-00001-of-" not in name
+    return not later and "mmproj" not in name.lower()
 
 
 def _of_hugging_face() -> Iterator[Here]:
+    """The models in the cache of the hub: of each its branch main, else the last snapshot."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     for folder_of_model in sorted(cache.glob("models--*")):
-        for snapshot in sorted(folder_of_model.glob("snapshots/*"))[-1:]:
-            with suppress(FileError):  # a download that was cut off leaves some of its files
+        main, snapshots = folder_of_model / "refs" / "main", sorted(folder_of_model.glob("snapshots/*"))
+        with suppress(FileError):  # a download that was cut off leaves some of its files
+            if os.path.isfile(main):
+                snapshots = [folder_of_model / "snapshots" / read_text(str(main)).strip()]
+            for snapshot in snapshots[-1:]:
                 if all(map(os.path.isfile, (snapshot / "config.json", *folder.weight_files(snapshot)))):
-                    yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot)
+                    yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot, "")
 
 
 def models_here() -> list[dict[str, Any]]:
@@ -154,29 +175,32 @@ def models_here() -> list[dict[str, Any]]:
     """
     here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
     with suppress(FileError):
-        here.insert(0, ("smollm2", _smollm2()))
+        here.insert(0, ("smollm2", _smollm2(), ""))
     shipped = Path(model.__file__).parent / model.SHIPPED
-    return [_listed(*each) for each in (("(the shipped model)", shipped), *here)]
+    return [_listed(*each) for each in (("(the shipped model)", shipped, ""), *here)]
 
 
-def _listed(name: str, place: Path) -> dict[str, Any]:
-    family, parameters, kind, reason = "", 0, "", ""
+def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:
+    family, parameters, kind, paths = "", 0, "", list[Path]()
     try:
         if place.is_dir():
             data = json_of(place / "config.json")
             family = str(data.get("model_type"))
             paths = folder.weight_files(place)
-            stored = folder.stored(place, folder.config_of(place / "config.json", data))
+            config, stored = model.folder_weights(place)
+            folder.check_tokenizer(place)
         else:
-            paths, file = [place], gguf.read(place)
+            paths, file = gguf.parts_of(place), gguf.read(place)
             family, stored = str(file.metadata.get("general.architecture")), file.tensors
-            gguf.config_of(file)
+            config = gguf.config_of(file)
+            stored = tensors.checked(place, gguf.stored(file, config), config)
+            tokens.check(file, config.vocabulary)
         sizes: dict[str, int] = {}
         for tensor in stored.values():
             sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
         parameters, kind = sum(sizes.values()), max(sizes, key=lambda each: sizes[each])
     except ClearheadError as error:
-        paths, reason = [place] if place.is_file() else [], error.what
+        reason = reason or error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))
     facts = {"name": name, "family": family, "parameters": parameters, "kind": kind}
     return facts | {"size": size, "place": str(place), "reason": reason}

@@ -8,20 +8,26 @@ from typing import Any
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
-from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError
-from clearhead.models.families import ACTIVATIONS, FAMILIES, OTHER_NAMES, Config, Family, Rope, of_parameters
+from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.errors import FileError, shown
+from clearhead.models.families import (
+    ACTIVATIONS,
+    CONFIG,
+    FAMILIES,
+    OTHER_NAMES,
+    Config,
+    Family,
+    NotInNumPyError,
+    Rope,
+    check_keys,
+    of_parameters,
+)
+from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
-_BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # GPT-2's and old Llamas': no weights
-
-
-def family_of(data: Mapping[str, Any]) -> str | None:
-    """The family of a config.json; None where it is none that runs here."""
-    kind = data.get("model_type")
-    return OTHER_NAMES.get(kind, kind if kind in FAMILIES else None) if isinstance(kind, str) else None
+_BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
 
 
 class _Reader:
@@ -50,20 +56,19 @@ class _Reader:
 
 def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     """The decoder that a config.json describes. Raises FileError for what is missing, senseless or not known."""
-    name = family_of(data)
-    if name is None:
-        kind, known = data.get("model_type"), ", ".join(FAMILIES)
-        raise FileError(
-            f"{path} is for model_type {kind!r}, which does not run in NumPy.",
-            f"these do: {known}; Transformers runs others.",
-        )
-    for key in ("add_cross_attention", "use_parallel_residual", "use_bidirectional_attention"):
-        if data.get(key):
-            raise FileError(f"{path}: {key} is set, which is not computed here.", "Transformers runs it.")
+    kind = str(data.get("model_type"))
+    name = OTHER_NAMES.get(kind, kind)
+    if name not in FAMILIES:
+        what = f"{path} is for model_type {kind!r}, which does not run in NumPy."
+        raise NotInNumPyError(what, f"these do: {', '.join(FAMILIES)}; Transformers runs others.")
     family = FAMILIES[name]
-    stated = {theirs: value for theirs, value in data.items() if value is not None}
+    used = {*CONFIG["used"], family.epsilon, *family.keys.values(), *family.defaults, *family.uses}
+    check_keys(f"{path}: ", data, used, CONFIG)
+    kept = used - family.keys.keys()
+    stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
-    return described(path, {**family.defaults, **stated, **usual}, name, family)
+    rope = {"rope_parameters": _rope_parameters(path, data, family)}
+    return described(path, {**family.defaults, **stated, **usual, **rope, **family.fixed}, name, family)
 
 
 def check_layers(path: Path, layers: Any) -> None:
@@ -84,11 +89,17 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     check_layers(path, layers)
     if "head_dim" not in data and d_model % heads:
         raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
+    if data.get("multi_query") and not data.get("new_decoder_architecture"):
+        kv_heads = 1  # Falcon's first files
     if heads % kv_heads:
         raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
     d_k = read.whole("head_dim", d_model // heads)
     if d_k > _MOST_WIDE:
         raise FileError(f"{path}: it says heads of a width of {d_k:,}: expected at most {_MOST_WIDE:,}.")
+    experts = next((key for key in ("num_experts", "num_local_experts") if data.get(key)), None)
+    without, step = data.get("mlp_only_layers") or [], read.whole("decoder_sparse_step", 1)
+    if experts and not (read.whole("num_experts_per_tok") <= read.whole(experts) <= _MOST_LAYERS):
+        raise FileError(f"{path}: {read.keys.get(experts, experts)} is {data[experts]}, which cannot be.")
     return Config(
         family=name,
         layers=layers,
@@ -100,18 +111,26 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         positions=positions,
         vocabulary=read.whole("vocab_size"),
         epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
-        activation=_activation(path, data, family),
+        activation=_activation(read, name, family),
         centred=family.centred,
         gated=family.gated,
         tied=bool(data.get("tie_word_embeddings", False)),
         windows=_windows(read, family, layers),
         scales=_scales(read, name, layers, d_k),
-        ropes=_ropes(read, name, family, layers, d_k, positions),
+        ropes=_ropes(read, family, layers, d_k, positions),
         softcap=read.maybe("attn_logit_softcapping"),
         logit_softcap=read.maybe("final_logit_softcapping"),
         embedding_scale=d_model**0.5 if family.by_width else read.number("embedding_multiplier", 1.0),
         added_scale=read.number("residual_multiplier", 1.0),
-        logit_scale=1 / read.number("logits_scaling", 1.0, 1e-9),
+        logit_scale=read.number("logit_scale", 1 / read.number("logits_scaling", 1.0, 1e-9)),
+        parallel=bool(data.get("use_parallel_residual", family.parallel)),
+        normed_last=family.normed_last,
+        experts=read.whole(experts) if experts else 0,
+        sparse=tuple(bool(experts) and layer not in without and (layer + 1) % step == 0 for layer in range(layers)),
+        chosen=read.whole("num_experts_per_tok") if experts else 0,
+        d_expert=read.whole("moe_intermediate_size", data.get("intermediate_size")) if experts else 0,
+        shares_sum=bool(data.get("norm_topk_prob", False)),
+        limit=read.maybe("swiglu_limit"),
     )
 
 
@@ -120,29 +139,40 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _activation(path: Path, data: Mapping[str, Any], family: Family) -> str:
-    keys = ("activation_function", "hidden_activation", "hidden_act")
-    key = next((key for key in keys if data.get(key) is not None), keys[0])
-    name = data.get(key, family.activation)
-    if name == "gelu" and family.by_width:
-        name = family.activation  # Gemma's files say gelu and mean its approximation
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise FileError(f"{path}: {key} {name!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
-    return name
+def _activation(read: _Reader, name: str, family: Family) -> str:
+    made = read.data.get("hidden_act", family.activation)
+    if made == "gelu" and name == "gemma":
+        made = family.activation  # its files say gelu and mean the approximation
+    if family.activation == "quick_gelu":
+        made = family.activation  # gpt-oss's say silu
+    if not isinstance(made, str) or made not in ACTIVATIONS:
+        key = read.keys.get("hidden_act", "hidden_act")
+        raise NotInNumPyError(f"{read.path}: {key} {made!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
+    return made
 
 
 def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = None if read.data.get("sliding_window") is None else read.whole("sliding_window")
-    types = read.data.get("layer_types")
-    if isinstance(types, list) and len(types) == layers:
-        known = {"full_attention": False, "sliding_attention": True}
-        if unknown := next((kind for kind in types if kind not in known), None):
-            raise FileError(f"{read.path}: layer_types has {unknown!r}, which is not computed here.")
-        return tuple(window if known[kind] else None for kind in types)
-    if read.data.get("use_sliding_window"):  # Qwen2: the last layers
-        first = read.whole("max_window_layers")
-        return tuple(window if layer >= first else None for layer in range(layers))
-    return tuple(window if family.windows[layer % len(family.windows)] else None for layer in range(layers))
+    """Of each layer its window, or None: as `layer_types` lists them, or by a pattern."""
+    data, kinds = read.data, {"full_attention": False, "sliding_attention": True}
+    none = data.get("sliding_window") is None or data.get("use_sliding_window") is False
+    window = None if none else read.whole("sliding_window")
+    types, pattern = data.get("layer_types"), data.get("sliding_window_pattern")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers or any(kind not in kinds for kind in types):
+            raise NotInNumPyError(f"{read.path}: layer_types is {shown(types)}, which is not computed here.")
+        chosen = [kinds[kind] for kind in types]
+    elif isinstance(pattern, list):
+        chosen = pattern
+    elif pattern is not None:  # the last of so many has none; where the number is 0, every layer has one
+        number = read.whole("sliding_window_pattern") if pattern else 0
+        chosen = [not number or (layer + 1) % number != 0 for layer in range(layers)]
+    elif data.get("use_sliding_window"):  # Qwen2: the last layers
+        chosen = [layer >= read.number("max_window_layers", 0) for layer in range(layers)]
+    else:
+        chosen = [family.windows[layer % len(family.windows)] for layer in range(layers)]
+    if len(chosen) != layers or not all(isinstance(each, bool) for each in chosen):
+        raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected one for each layer.")
+    return tuple(window if each else None for each in chosen)
 
 
 def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
@@ -155,24 +185,50 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
     return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
-def _ropes(read: _Reader, name: str, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
-    if name == "gpt2":
+def _ropes(read: _Reader, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
+    if family.learned is not None:
         return (None,) * layers
-    stated = read.data.get("rope_parameters") or read.data.get("rope_scaling") or {}
-    local = stated.get("sliding_attention")  # Gemma 3 has one kind for each kind of layer
-    whole = _rope(read, stated.get("full_attention", stated), "rope_theta", d_k, positions)
-    if name != "gemma3":
-        return (whole,) * layers
-    near = _rope(read, local or {}, "rope_local_base_freq", d_k, positions)
-    return tuple(near if window else whole for window in _windows(read, family, layers))
+    stated, windows = read.data["rope_parameters"], _windows(read, family, layers)
+    whole = _rope(read, stated.get("full_attention") or {}, "rope_theta", d_k, positions)
+    near, local = whole, stated.get("sliding_attention") or {}
+    if "rope_local_base_freq" in read.data:
+        near = _rope(read, local, "rope_local_base_freq", d_k, positions)
+    elif family.near_plain:
+        near = _rope(read, local or {"rope_theta": family.defaults.get("rope_theta")}, "rope_theta", d_k, positions)
+    turns = read.data.get("no_rope_layers")
+    if turns is None:
+        far = not family.far_unturned or read.data.get("sliding_window") is None
+        turns = [(far or window) and not family.unturned[i % len(family.unturned)] for i, window in enumerate(windows)]
+    if not isinstance(turns, list) or len(turns) != layers:
+        raise FileError(f"{read.path}: no_rope_layers is {shown(turns)}: expected one number for each layer.")
+    return tuple((near if window else whole) if turn else None for window, turn in zip(windows, turns, strict=True))
+
+
+def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """How positions turn by the kind of layer. Raises NotInNumPyError for what is said and not computed."""
+    said = {key: data.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    stated, older = said.values()
+    if stated and older and stated != older:
+        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)} and rope_scaling {shown(older)}.")
+    by_layer = "rope_local_base_freq" in family.defaults or (family.near_plain and any(family.windows))
+    if not by_layer or not stated:
+        stated = {"full_attention": stated or older or family.defaults.get("rope_parameters", {})}
+    rope = {key: each or {} for key, each in stated.items()} if isinstance(stated, dict) else {}
+    known = {"full_attention", "sliding_attention"}
+    if not all(isinstance(each, dict) for each in rope.values()) or not rope.keys() <= known:
+        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not computed here.")
+    used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys}
+    used -= {"type"} if by_layer else set()  # Gemma 3's class reads rope_type
+    for each in rope.values():
+        check_keys(f"{path}: its rotary positions: ", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
+    return rope
 
 
 def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, positions: int) -> Rope:
+    stated = {name: value for name, value in stated.items() if value is not None}
     share = stated.get("partial_rotary_factor", read.data.get("partial_rotary_factor", 1.0))
-    if key in read.data or "rope_theta" not in stated:
-        base = read.number(key, 10_000.0, 1.0)
-    else:
-        base = _Reader(read.path, stated, {}).number("rope_theta", 10_000.0, 1.0)
+    bases = {key: stated.get("rope_theta", read.data.get(key, 10_000.0))}
+    base = _Reader(read.path, bases, read.keys).number(key, 10_000.0, 1.0)
     original = read.data.get("original_max_position_embeddings")
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
@@ -182,39 +238,28 @@ def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, position
         return of_parameters(parameters, base, dims, positions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         what = f"{read.path}: its rotary positions cannot be read: {one_line(error)}."
-        raise FileError(what, "Transformers may run the folder with safetensors.") from None
+        raise NotInNumPyError(what) from None
 
 
-def stored(place: Path, config: Config) -> dict[str, Stored]:
-    """The weights of a folder under GGUF's names, memory-mapped. Raises FileError."""
+def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, Stored]:
+    """The weights of a folder under GGUF's names, memory-mapped; `data` is its config.json. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
         for name, (kind, array) in mapped_tensors(path)[0].items():
             if name.endswith(_BUFFERS):
                 continue
-            if array is None or kind not in ("F64", "F32", "F16", "BF16"):
-                raise FileError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
+            packed = kind == "U8" and name.endswith(("_blocks", "_scales"))  # gpt-oss
+            if array is None or not (packed or kind in ("F64", "F32", "F16", "BF16")):
+                raise NotInNumPyError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = kind, array
-    return renamed(arrays, config.family)
-
-
-def renamed(arrays: Mapping[str, tuple[str, Array]], name: str) -> dict[str, Stored]:
-    """Arrays of a family, each with the name of its dtype, as tensors under GGUF's names.
-
-    A tensor that the family has not keeps its own name, so that it is refused later.
-    """
-    family, result = FAMILIES[name], {}
-    for key, (kind, array) in arrays.items():
-        stem, _, suffix = key.removeprefix("transformer.").rpartition(".")
-        words = stem.split(".")
-        number = next((word for word in words if word.isdecimal()), "")
-        pattern = ".".join("{}" if word == number else word for word in words)
-        name = key if pattern not in family.names else f"{family.names[pattern].format(number)}.{suffix}"
-        turned = family.transposed and array.ndim == 2 and name.startswith("blk.")
-        plus = 1.0 if family.less_one and "norm" in name else 0.0
-        result[name] = Stored(kind, array.shape[::-1] if turned else array.shape, array, turned, plus=plus)
+    result = renamed(arrays, config)
+    stated = {**FAMILIES[config.family].defaults, **data}
+    for key, parts in CONFIG["biases"].items():
+        biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
+        if biases and stated.get(key) is False:
+            raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
     return result
 
 
@@ -233,18 +278,36 @@ def weight_files(place: Path) -> list[Path]:
     raise FileError(f"{place} has no model.safetensors.", hint)
 
 
+def check_tokenizer(place: Path) -> bool:
+    """Is there a tokenizer.json? Raises FileError where neither it nor GPT-2's two files are there."""
+    if os.path.isfile(place / "tokenizer.json"):
+        return True
+    if not all(os.path.isfile(place / name) for name in ("vocab.json", "merges.txt")):
+        raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+    kind = _json(place / "tokenizer_config.json").get("tokenizer_class")
+    kind = str(kind or _json(place / "config.json").get("model_type", "gpt2"))
+    if not kind.lower().startswith("gpt2"):
+        raise FileError(
+            f"{place}: a {kind} has no tokenizer.json there, and how it cuts texts is not known here.",
+            f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers.",
+        )
+    return False
+
+
 def tokenizer_of(place: Path) -> Any:
     """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for. Raises FileError."""
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    whole = check_tokenizer(place)
+    data = _json(place / "tokenizer_config.json")
     try:
-        if os.path.isfile(whole):
-            tokenizer = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
-        elif os.path.isfile(vocabulary) and os.path.isfile(merges):
-            tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        if whole:
+            tokenizer = Tokenizer.from_buffer(read_bytes(place / "tokenizer.json", _MOST_TOKENIZER))
         else:
-            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+            tokenizer = Tokenizer(models.BPE.from_file(str(place / "vocab.json"), str(place / "merges.txt")))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+        _add_tokens(place, tokenizer, data)
     except FileError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
@@ -254,14 +317,60 @@ def tokenizer_of(place: Path) -> Any:
     return tokenizer
 
 
-def chat_of(place: Path) -> tuple[str | None, tuple[str, str]]:
-    """A folder's chat template, and the texts that begin and end a text; None and "" where it has none."""
-    path, template = place / "tokenizer_config.json", place / "chat_template.jinja"
-    data = json_of(path) if os.path.isfile(path) else {}
-    ends = []
-    for key in ("bos_token", "eos_token"):
-        word = data.get(key)
-        word = word.get("content") if isinstance(word, dict) else word
-        ends.append(word if isinstance(word, str) else "")
-    stated = read_text(str(template)) if os.path.isfile(template) else data.get("chat_template")
-    return stated if isinstance(stated, str) else None, (ends[0], ends[1])
+def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
+    """Add the tokens that are found before a text is cut and that stand beside tokenizer.json alone."""
+    from tokenizers import AddedToken
+
+    words = _special_words(place, data)
+    more = data.get("extra_special_tokens") or data.get("additional_special_tokens") or ()
+    special = [*words.values(), *map(_text, more.values() if isinstance(more, dict) else more)]
+    if not os.path.isfile(place / "tokenizer.json"):
+        special.append("<|endoftext|>")  # GPT-2's, where no file says so
+    if "added_tokens_decoder" in data:
+        given = {int(number): AddedToken(**token) for number, token in data["added_tokens_decoder"].items()}
+    else:
+        made = _json(place / "added_tokens.json").items()
+        given = {i: AddedToken(x, normalized=x not in special, special=x in special) for x, i in made}
+    for number, token in sorted(given.items()):
+        known = tokenizer.token_to_id(token.content)
+        if (tokenizer.get_vocab_size() if known is None else known) != number:
+            raise FileError(f"{place}: its token {token.content!r} is to have the id {number}, but has {known}.")
+        tokenizer.add_tokens([token])
+    there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    found = [word for word in dict.fromkeys(special) if word in tokenizer.get_vocab() and word not in there]
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in found])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json_of(path) if os.path.isfile(path) else {}
+
+
+def _text(word: Any) -> str:
+    word = word.get("content") if isinstance(word, dict) else word
+    return word if isinstance(word, str) else ""
+
+
+def _special_words(place: Path, data: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens by their names in templates, such as eos_token; an older file beside may have them."""
+    older = {} if "added_tokens_decoder" in data else _json(place / "special_tokens_map.json")
+    names = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+    return {name: word for name in names if (word := _text({**data, **older}.get(name)))}
+
+
+def chat_of(place: Path, tokenizer: Any) -> tuple[str | None, dict[str, str], frozenset[int]]:
+    """A folder's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    data, template = _json(place / "tokenizer_config.json"), place / "chat_template.jinja"
+    words, stated = _special_words(place, data), data.get("chat_template")
+    if os.path.isfile(template):
+        stated = read_text(str(template))
+    elif isinstance(stated, list):
+        stated = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}.get("default")
+    ends = [_json(place / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    end = tokenizer.token_to_id(words["eos_token"]) if "eos_token" in words else None
+    return stated if isinstance(stated, str) else None, words, ids_in(end, *ends)
+
+
+def ids_in(*values: Any) -> frozenset[int]:
+    """The ids among these values, each of which may be one id, a list of them or nothing."""
+    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return frozenset(one for one in flat if is_whole(one) and one >= 0)

@@ -6,6 +6,7 @@ believes every length; packed types are unpacked by it. Format: ggml's docs/gguf
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -15,40 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.files import mapped
-from clearhead.errors import FileError
-from clearhead.models.families import FAMILIES, Config
+from clearhead.errors import FileError, shown
+from clearhead.models.families import ARCHITECTURES, FAMILIES, Config, NotInNumPyError, check_keys
+from clearhead.models.families import GGUF as KEYS
 from clearhead.models.folder import described, one_line
-from clearhead.models.weights import Stored, packings
+from clearhead.models.tensors import in_order
+from clearhead.models.weights import Stored, packings, unpacks
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"  # of rotary positions
 _PLAIN = {0: ("F32", "<f4"), 1: ("F16", "<f2"), 28: ("F64", "<f8"), 30: ("BF16", "<u2")}
-# The keys of an architecture, by those of Llama's config.json that say the same; the first five are never missing.
-_KEYS = {
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "v_head_dim": "attention.value_length",
-    "num_experts": "expert_count",
-    "sliding_window": "attention.sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "embedding_multiplier": "embedding_scale",
-    "attention_multiplier": "attention.scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-    "rope_theta": "rope.freq_base",
-    "rotary_dim": "rope.dimension_count",
-    "rope_type": "rope.scaling.type",
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "attention_factor": "rope.scaling.attn_factor",
-}
-_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # where 0 says that it has none
 
 
 class GGUF(NamedTuple):
@@ -87,10 +65,34 @@ def damaged(path: Path, why: str) -> FileError:
 
 
 def read(path: Path) -> GGUF:
-    """A GGUF file's header, checked; tensors stay on the disk. Raises FileError, MissingExtraError.
+    """A GGUF file's header, with those of its other parts, checked; tensors stay on the disk.
 
-    O(size of the header) time; no more memory than the header's texts take.
+    O(size of the headers) time; no more memory than the headers' texts take. Raises FileError, MissingExtraError.
     """
+    first, *others = map(_read, parts_of(path))
+    count, tensors = first.metadata.get("split.count", 1), dict(first.tensors)
+    if isinstance(count, int) and count > 1 + len(others):
+        raise FileError(f"{path} is one of {count} parts, and its name does not say where the others are.")
+    for other in others:
+        if twice := other.tensors.keys() & tensors.keys():
+            raise damaged(other.path, f"another part has its `{min(twice)}` as well.")
+        tensors |= other.tensors
+    return first._replace(path=path, tensors=tensors)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that is split as X-00001-of-00003.gguf, of any other only itself. Raises FileError."""
+    match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", path.name)
+    if match is None:
+        return [path]
+    parts = [path.with_name(f"{match[1]}-{i + 1:05}-of-{match[3]}{match[4]}") for i in range(min(int(match[3]), 999))]
+    if missing := next((part for part in parts if not part.is_file()), None):
+        what = f"{path} is one of {int(match[3])} parts, and {missing.name} is not beside it."
+        raise FileError(what, "put all parts into one folder.")
+    return parts
+
+
+def _read(path: Path) -> GGUF:
     data = mapped(path)
     if data.read(4) != b"GGUF":
         raise damaged(path, "it does not begin with GGUF.")
@@ -105,7 +107,7 @@ def read(path: Path) -> GGUF:
             raise damaged(path, "it gives a key or a tensor twice.")
         alignment = metadata.get("general.alignment", 32)
         start = -(-data.tell() // alignment) * alignment
-        return GGUF(path, metadata, {name: _tensor(data, start, *info) for name, *info in infos})
+        return GGUF(path, metadata, {info[0]: _tensor(path, data, start, *info) for info in infos})
     except FileError:
         raise
     except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, struct.error) as error:
@@ -120,49 +122,72 @@ def _shape(data: mmap.mmap) -> tuple[int, ...]:
     return tuple(reversed([_number(data, 10) for _ in range(axes)]))
 
 
-def _tensor(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:
+def _tensor(
+    path: Path, data: mmap.mmap, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+) -> Stored:
     if kind in _PLAIN:
         label, code = _PLAIN[kind]
         stored_shape, dtype = shape, np.dtype(code)
     else:
         dtype, (quants, kinds) = np.dtype(np.uint8), packings()
+        if not unpacks(kind):
+            label = kinds(kind).name if kind in {each.value for each in kinds} else f"number {kind}"
+            raise FileError(
+                f"{path}: `{name}` is of the type {label}, which the package gguf does not unpack.",
+                "pip install --upgrade gguf, or take a file of another type.",
+            )
         label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
     size = prod(stored_shape) * dtype.itemsize
+    if start + offset + size > len(data):
+        raise damaged(path, f"`{name}` would end at byte {start + offset + size:,}, and it has {len(data):,} bytes.")
     numbers = np.frombuffer(data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
     return Stored(label, shape, numbers)
 
 
 def config_of(file: GGUF) -> Config:
     """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in FAMILIES:
-        raise FileError(
+    architecture, use = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if architecture == "clip" or use in ("mmproj", "adapter"):
+        what = "an adapter" if use == "adapter" else "a projector of pictures"
+        raise FileError(f"{file.path} is {what}, which belongs to a model in another file.", "give the model's file.")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise NotInNumPyError(
             f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",
-            f"these do: {', '.join(FAMILIES)}. Of others, Transformers runs the folder with safetensors.",
+            f"these do: {', '.join(ARCHITECTURES)}. Of others, Transformers runs the folder with safetensors.",
         )
-    family = FAMILIES[architecture]
+    kind, more = ARCHITECTURES[architecture], KEYS["architectures"].get(architecture, {})
+    family = FAMILIES[kind]
     epsilon = "attention.layer_norm_epsilon" if family.centred else "attention.layer_norm_rms_epsilon"
-    keys = {key: f"{architecture}.{name}" for key, name in {family.epsilon: epsilon, **_KEYS}.items()}
-    data: dict[str, Any] = {}
-    for key, name in keys.items():
-        value = file.metadata.get(name)
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]  # the same for every layer
-        if value is None and key in (family.epsilon, *list(_KEYS)[:5]):
-            raise FileError(f"{file.path} does not say {name}.")
-        if value is not None and (value or key not in _NONE):
-            data[key] = value
-    if data.get("num_experts"):
-        raise FileError(f"{file.path} has experts, which are not computed here.", "Transformers runs it.")
+    names = {family.epsilon: epsilon, **KEYS["keys"], **more.get("keys", {})}
+    names |= KEYS["experts"] if "experts" in more else {}
+    prefix = f"{architecture}."
+    stated = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key, value in stated.items():
+        if isinstance(value, list) and value and value.count(value[0]) == len(value) and type(value[0]) is not bool:
+            stated[key] = value[0]  # the same for every layer
+    for other, key in KEYS["also"].items():
+        if other in stated:
+            stated.setdefault(key, stated.pop(other))
+    if missing := [key for key in (epsilon, *KEYS["needed"], *more.get("needed", ())) if key not in stated]:
+        raise FileError(f"{file.path} does not say {architecture}.{missing[0]}.")
+    known = {**KEYS, "only": {**KEYS["only"], **more.get("only", {})}}
+    check_keys(f"{file.path}: {architecture}.", stated, set(names.values()), known)
+    keys = {key: f"{architecture}.{name}" for key, name in names.items()}
+    data = more.get("defaults", {}) | {key: stated[name] for key, name in names.items() if name in stated}
+    data = {key: value for key, value in data.items() if value or key not in KEYS["zero_is_none"]}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
-    data["rope_parameters"] = _rope_parameters(file, data)
+    data["rope_parameters"] = {"full_attention": _rope_parameters(file, data)}
     windows = [True] if architecture == "llama" else family.windows  # Mistral's files say llama
-    config = described(file.path, data, architecture, family._replace(windows=windows, keys=keys, defaults={}))
+    config = described(file.path, data, kind, family._replace(windows=windows, keys=keys, defaults={}))
     if data.get("v_head_dim", config.d_k) != config.d_k:
-        raise FileError(f"{file.path}: keys and values differ in width, which is not computed here.")
+        raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not computed here.")
+    short = data.get("sliding_window", config.positions) < config.positions
+    if short and not any(config.windows) and "sliding_window_pattern" not in data:
+        what = f"{keys['sliding_window']} is {data['sliding_window']}, and of which layers is not known here."
+        raise NotInNumPyError(f"{file.path}: {what}")
     large = {"gemma2": 46, "gemma3": 62}.get(architecture) == config.layers  # the 27B models
     if large and "attention_multiplier" not in data:
         return config._replace(scales=((config.d_model / config.heads) ** -0.5,) * config.layers)
@@ -170,27 +195,40 @@ def config_of(file: GGUF) -> Config:
 
 
 def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:
-    """How rotary positions are stretched, as config.json says it."""
-    names = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-    each, short, long = (None if (x := file.tensors.get(name)) is None else x.rows() for name in names)
+    """How rotary positions are stretched, as config.json says it; without a type by a factor, as llama.cpp does it."""
+    each, short, long = (None if (x := file.tensors.get(name)) is None else x.rows() for name in _FACTORS)
+    kind, factor = data.get("rope_type", "linear"), data.get("factor", 1.0)
+    if not isinstance(factor, (int, float)) or not factor > 0:
+        raise FileError(f"{file.path}: {shown(factor)} is the factor of its rotary positions: expected more than 0.")
+    factor, known = (1.0 if kind == "none" else factor), kind in ("none", "linear", "longrope")
+    if (short is None) != (long is None) or (each is not None and not (known and short is None)):
+        raise NotInNumPyError(f"{file.path}: how its rotary positions are stretched is not known here.")
+    if short is not None and long is not None and known:
+        kept = ("original_max_position_embeddings", "attention_factor")
+        made = {"original_max_position_embeddings": data["max_position_embeddings"], "rope_type": "longrope"}
+        made |= {key: data[key] for key in kept if key in data}
+        return made | {"short_factor": short * factor, "long_factor": long * factor}
+    if data.get("attention_factor", 1.0) != 1:
+        raise NotInNumPyError(f"{file.path}: rope.scaling.attn_factor is {data['attention_factor']}.")
+    if kind == "yarn" and each is None:
+        more = ("beta_fast", "beta_slow", "mscale_all_dim", "truncate", "llama_4_scaling_beta")
+        made = {"original_max_position_embeddings": data["max_position_embeddings"], "rope_type": "yarn"}
+        made |= {"mscale": 1.0, "factor": factor, "attention_factor": None}
+        return made | {key: data[key] for key in ("original_max_position_embeddings", *more) if key in data}
     if each is not None:
-        return {"rope_type": "factors", "factors": each}
-    if short is not None and long is not None:
-        return {"rope_type": "longrope", "short_factor": short, "long_factor": long} | {
-            key: data[key] for key in ("original_max_position_embeddings", "attention_factor") if key in data
-        }
-    kind = data.get("rope_type", "none")
-    return {"rope_type": "default" if kind in ("none", "longrope") else kind, "factor": data.get("factor")}
+        return {"rope_type": "factors", "factors": each * factor}
+    return {"rope_type": "linear" if known else kind, "factor": factor}
 
 
 def stored(file: GGUF, config: Config) -> dict[str, Stored]:
     """The weights by name, with rows of W^Q and W^K in the order of safetensors."""
-    result = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("rope_")}
-    if not FAMILIES[config.family].neighbours:
-        return result
-    for name, tensor in result.items():
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(name.rpartition(".")[0].rpartition(".")[2])
-        if heads and tensor.shape[0] % (2 * heads) == 0:
-            order = np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
-            result[name] = Stored(tensor.kind, tensor.shape, tensor.data, order=order)
-    return result
+    pictures = tuple(KEYS["begins"])
+    names = [name for name in file.tensors if name not in _FACTORS and not name.startswith(("v.", *pictures))]
+    renamed, result = FAMILIES[config.family].renamed, {}
+    if "attn_norm_2" in renamed and not any(".attn_norm_2." in name for name in names):
+        renamed = {}
+    for name in names:
+        layer, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
+        end = name.rpartition(".")[2]
+        result[f"{layer}.{renamed[part]}.{end}" if part in renamed else name] = file.tensors[name]
+    return in_order(result, config, "gguf")

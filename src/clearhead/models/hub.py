@@ -23,7 +23,7 @@ from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models.families import Config
-from clearhead.models.folder import check_layers, one_line, weight_files
+from clearhead.models.folder import check_layers, ids_in, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import attended, through_attention
@@ -60,20 +60,27 @@ class HubModel:
     ) -> list[int]:
         """The ids that the model puts after these, as `Model.generate`. Raises RuleError, ShapeError."""
         import torch
+        from transformers import GenerationConfig
 
         if not self.inner.can_generate():
             raise RuleError(
                 f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
             )
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
-        self.tokenizer.fits(len(ids) + count)
+        self.tokenizer.fits(len(ids), count)
         prompt, steps = torch.tensor([ids]), iter(each(range(count)))
         streamer = SimpleNamespace(put=lambda _: next(steps, None), end=lambda: None)  # called for the prompt first
-        options: dict[str, Any] = {"max_new_tokens": count, "pad_token_id": 0, "do_sample": False, "streamer": streamer}
-        options |= {"attention_mask": torch.ones_like(prompt)} | ({} if ends else {"min_new_tokens": count})
-        with torch.inference_mode():
-            made: list[int] = self.inner.generate(prompt, **options)[0, len(ids) :].tolist()
-        return made[: made.index(self.tokenizer.last)] if ends and self.tokenizer.last in made else made
+        stops = sorted(self.tokenizer.ends) if ends else None
+        greedy = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=stops or None)
+        usual, self.inner.generation_config = self.inner.generation_config, GenerationConfig()  # it may punish repeats
+        try:
+            with torch.inference_mode():
+                options = {"attention_mask": torch.ones_like(prompt), "streamer": streamer}
+                made: list[int] = self.inner.generate(prompt, generation_config=greedy, **options)[0].tolist()
+        finally:
+            self.inner.generation_config = usual
+        made = made[len(ids) :]
+        return made[:-1] if stops and made and made[-1] in stops else made
 
     def differentiated(
         self,
@@ -158,18 +165,20 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = Config(config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size)
     sizes = sizes._replace(shares_runs=False)  # each variant is a run of its own
-    template, words = tokenizer.chat_template, (tokenizer.bos_token or "", tokenizer.eos_token or "")
+    template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
+    ends = [tokenizer.eos_token_id, getattr(getattr(inner, "generation_config", None), "eos_token_id", None)]
     encoder = tokenizer.backend_tokenizer  # whose own class sets these two anew in each call
     encoder.no_padding()
     encoder.no_truncation()
-    texts = Tokenizer(name, encoder, _positions(inner), sizes.vocabulary, template, *words)
+    words = {key: str(word) for key, word in tokenizer.special_tokens_map.items()}
+    texts = Tokenizer(name, encoder, _positions(inner), sizes.vocabulary, template, words, ids_in(*ends))
     return HubModel(name, sizes, inner, texts)
 
 
 def _positions(inner: Any) -> int | None:
     """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
-    counts = [getattr(inner.config, "max_position_embeddings", None)]
+    counts = [getattr(inner.config.get_text_config(), "max_position_embeddings", None)]
     for path, module in inner.named_modules():
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             counts.append(module.num_embeddings - module.padding_idx - 1)
@@ -202,15 +211,20 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     import transformers
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    check_layers(place / "config.json", json_of(place / "config.json").get("num_hidden_layers"))
+    stated = json_of(place / "config.json")
+    for each in (stated, stated.get("text_config")):
+        check_layers(place / "config.json", each.get("num_hidden_layers") if isinstance(each, dict) else None)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+    sized, kind = config, transformers.AutoModel
+    if any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ()):
+        kind = transformers.AutoModelForCausalLM
+    elif any(word.endswith("ForConditionalGeneration") for word in config.architectures or ()):  # of pictures as well
+        sized, kind = config.get_text_config(), transformers.AutoModelForImageTextToText
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if getattr(config, size, None) is None:
+        if getattr(sized, size, None) is None:
             raise FileError(f"{name}: its config has no {size}: expected a model of text.")
-    decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
-    kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
     _check_sizes(place, lambda: kind.from_config(config))
     inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files

@@ -22,7 +22,7 @@ from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models import decoder as forward
-from clearhead.models import folder, gguf, tokens, weights
+from clearhead.models import folder, gguf, tensors, tokens
 from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, stream
 from clearhead.models.families import Config
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
@@ -76,14 +76,14 @@ class Model:
     ) -> list[int]:
         """The ids that the model puts after a text or ids, each the likeliest (greedy); `each` iterates over them.
 
-        ends   stop before the token that ends a text; else there are `count`
+        ends   stop before a token that ends a text; else there are `count`
         run    of the first ids, whose keys and values are not computed again
         Raises ShapeError for too many, RuleError for ids or a count that cannot be.
         """
         self._check_unchanged()
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
-        self.tokenizer.fits(len(ids) + count)
-        made, new, last = list[int](), list(ids), self.tokenizer.last if ends else None
+        self.tokenizer.fits(len(ids), count)
+        made, new = list[int](), list(ids)
         kept, start = self.decoder.room(len(ids) + count), 0
         if run is not None:
             start = min(len(run.ids), len(ids) - 1)
@@ -93,7 +93,7 @@ class Model:
         for _ in each(range(count)):
             logits, start = self.decoder.extended(new, start, kept), start + len(new)
             new = [int(np.argmax(logits))]
-            if new[0] == last:
+            if ends and new[0] in self.tokenizer.ends:
                 break
             made += new
         return made
@@ -291,14 +291,14 @@ def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
     return Layer(str(number), f"blk.{number}", seen, run.rules, q, k, v)
 
 
-def load(place: str | os.PathLike[str] | None = None) -> Model:
+def load(place: str | os.PathLike[str] | None = None, name: str = "") -> Model:
     """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
 
     Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
     """
     if place is None:
         return _shipped()
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), str(place))
+    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), name or str(place))
 
 
 @cache
@@ -310,12 +310,9 @@ def _shipped() -> Model:
 def _of_gguf(path: Path, name: str) -> Model:
     file = gguf.read(path)
     config = gguf.config_of(file)
-    stored = weights.checked(path, gguf.stored(file, config), config)
+    stored = tensors.checked(path, gguf.stored(file, config), config)
     tokenizer = tokens.tokenizer_of(file, config.vocabulary)
-    begin, end = (tokens.special(file, kind) for kind in ("bos", "eos"))
-    template = file.metadata.get("tokenizer.chat_template")
-    template = template if isinstance(template, str) else None
-    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, template, begin, end)
+    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, *tokens.chat_of(file))
     return Model(name, Decoder(config, Weights(stored)), texts)
 
 
@@ -325,23 +322,29 @@ def _of_folder(place: Path, name: str) -> Model:
             f"{place} is not a directory.",
             "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
         )
+    config, stored = folder_weights(place)
+    decoder = Decoder(config, Weights(stored))
+    tokenizer = folder.tokenizer_of(place)
+    chat = folder.chat_of(place, tokenizer)
+    return Model(name, decoder, Tokenizer(name, tokenizer, config.positions, config.vocabulary, *chat))
+
+
+def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
+    """The sizes of a folder's decoder, and its tensors, checked. Raises FileError."""
     path = place / "config.json"
     check_waits(path)
-    config = folder.config_of(path, json_of(path))
-    stored = folder.stored(place, config)
-    config = config._replace(tied=config.tied or "output.weight" not in stored)
-    decoder = Decoder(config, Weights(weights.checked(place, stored, config)))
-    template, ends = folder.chat_of(place)
-    sizes = config.positions, config.vocabulary
-    return Model(name, decoder, Tokenizer(name, folder.tokenizer_of(place), *sizes, template, *ends))
+    config = folder.config_of(path, data := json_of(path))
+    stored = folder.stored(place, config, data)
+    config = config._replace(tied=config.tied and "output.weight" not in stored)
+    return config, tensors.checked(place, stored, config)
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
     """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
     config = folder.config_of(Path("config.json"), data)
     kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
-    stored: dict[str, Stored] = folder.renamed(
-        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config.family
+    stored: dict[str, Stored] = tensors.renamed(
+        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config
     )
     config = config._replace(tied="output.weight" not in stored)
-    return Model(name, Decoder(config, Weights(weights.checked(name, stored, config))), cast("Tokenizer", None))
+    return Model(name, Decoder(config, Weights(tensors.checked(name, stored, config))), cast("Tokenizer", None))

@@ -1,29 +1,31 @@
-"""A model's tokenizer: texts and chats as tokens, tokens as text. One for decoders in NumPy and for Transformers'.
+"""A model's tokenizer: texts and chats as tokens, tokens as text. One for decoders in NumPy and for Transformers'."""
 
-Messages become one text by the template that a model's file carries: Jinja, from a stranger, in Jinja's sandbox (no
-attributes that begin with _, nothing can be changed). Beside it a template may take `_SECONDS` and make a text of
-`_MOST` characters, and numbers are not multiplied into large texts.
-"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import sys
-import time
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError, expected
-from clearhead.models.folder import one_line
+from clearhead.errors import FileError, RuleError, ShapeError
+from clearhead.models.chats import Span, read_messages, rendered
 from clearhead.models.protocol import Token, first_letter
 
-_SECONDS, _MOST = 2.0, 2**22
-_ROLES = ("system", "user", "assistant")
 _BORDERS = "<|endoftext|>", "<s>"  # tokens that say least at the start of a text
 _VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
 _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
     chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
 }
+
+
+class Reading(NamedTuple):
+    """What a model is given: a text or a chat's, its tokens, and where the contents of a chat's messages stand.
+
+    turns   of each message, (0, 0) for one that the template leaves out
+    dated   does the chat's template write today's date?
+    """
+
+    text: str
+    tokens: list[Token]
+    turns: Sequence[Span] = ()
+    dated: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,7 +37,8 @@ class Tokenizer:
     positions    how many tokens the model takes; None: any number
     vocabulary   how many tokens the model has
     template     of chats, in Jinja; None: the model has none
-    begin, end   the texts of the tokens that begin and end a text
+    words        the special tokens that a template may write, by their names there, such as bos_token
+    ends         the ids of the tokens that end a reply
     """
 
     name: str
@@ -43,11 +46,12 @@ class Tokenizer:
     positions: int | None
     vocabulary: int
     template: str | None = None
-    begin: str = ""
-    end: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+    ends: frozenset[int] = frozenset()
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        check_unicode("text", text)
         return self._tokens(self.encoder.encode(text), text)
 
     def chat(self, messages: Any) -> tuple[str, list[Token]]:
@@ -56,17 +60,28 @@ class Tokenizer:
         messages   a list of {"role": "system", "user" or "assistant", "content": a text}
         Raises RuleError for a model without a template and for what is no message, FileError for a broken template.
         """
+        made = self.read_chat(messages)
+        return made.text, made.tokens
+
+    def read_chat(self, messages: Any) -> "Reading":
+        """What the model reads of messages, as `chat`, with the places of the messages."""
         read = read_messages(messages)
         if self.template is None:
             raise RuleError(f"{self.name} has no chat template.", "give it a text.")
-        text = rendered(self.template, read, self.name, bos_token=self.begin, eos_token=self.end)
-        return text, marked(self._tokens(self.encoder.encode(text, add_special_tokens=False), text), text, read)
+        for message in read:
+            check_unicode("text", message["content"])
+        text, turns, dated = rendered(self.template, read, self.name, self.words)
+        tokens = self._tokens(self.encoder.encode(text, add_special_tokens=False), text)
+        inside = [any(start <= first_letter(token, text) < stop for start, stop in turns) for token in tokens]
+        marked = [token._replace(template=not one) for token, one in zip(tokens, inside, strict=True)]
+        return Reading(text, marked if any(inside) else tokens, turns, dated)
 
-    def fits(self, tokens: int) -> None:
-        """Raise ShapeError for more tokens than the model has positions."""
-        if self.positions is not None and tokens > self.positions:
+    def fits(self, tokens: int, reply: int = 0) -> None:
+        """Raise ShapeError for more tokens, with those of a reply, than the model has positions."""
+        if self.positions is not None and tokens + reply > self.positions:
+            more = f", and {reply} are asked for behind it," if reply else ""
             raise ShapeError(
-                f"the text has {tokens} tokens but the model has {self.positions} positions.",
+                f"the text has {tokens} tokens{more} but the model has {self.positions} positions.",
                 "take a part of it, or with --model one with more positions: "
                 "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
             )
@@ -95,14 +110,9 @@ class Tokenizer:
         A token that the chat template writes begins messages and no text.
         """
         ids, template = self.encoder.get_vocab(), self.template or ""
-        borders = (word for word in (self.begin, *_BORDERS) if word and word in ids and word not in template)
+        words = (self.words.get("bos_token"), *_BORDERS)
+        borders = (word for word in words if word and word in ids and word not in template)
         return ids[word] if (word := next(borders, None)) else (self.continuation("\n") or [0])[-1]
-
-    @property
-    def last(self) -> int | None:
-        """The id of the token that ends a text; None where there is none."""
-        number: int | None = self.encoder.token_to_id(self.end) if self.end else None
-        return number
 
     def _tokens(self, encoded: Any, text: str) -> list[Token]:
         if not encoded.ids or not text:
@@ -115,6 +125,16 @@ class Tokenizer:
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
 
+def check_unicode(name: str, text: str) -> None:
+    """Raise FileError for text that is not Unicode: a shell may pass bytes of another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) - 0xDC00
+        kind = f"byte {byte:#04x}" if 0x80 <= byte <= 0xFF else "a lone surrogate"
+        raise FileError(f"{name} is not UTF-8: character {error.start} is {kind}.", "save it as UTF-8.") from None
+
+
 def hexadecimal(spelling: str) -> str:
     """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
 
@@ -124,96 +144,3 @@ def hexadecimal(spelling: str) -> str:
     if spelling.isascii() or not all(character in _BYTES for character in spelling):
         return spelling
     return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
-
-
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """A list of {"role": …, "content": …}; raises RuleError for anything else."""
-    if not isinstance(value, (list, tuple)) or not value:
-        raise RuleError(expected("messages", value, "a list of messages"), '[{"role": "user", "content": "hello"}]')
-    for message in value:
-        plain = isinstance(message, dict) and set(message) == {"role", "content"}
-        if not plain or message["role"] not in _ROLES or not isinstance(message["content"], str):
-            wanted = "a role (system, user or assistant) and a content, which is a text"
-            raise RuleError(expected("a message", message, wanted), '{"role": "user", "content": "hello"}')
-    return [dict(message) for message in value]
-
-
-def rendered(template: str, messages: Sequence[dict[str, str]], name: object, **words: str) -> str:
-    """The text that a model is given for these messages, with the beginning of its answer.
-
-    words   bos_token and eos_token
-    Raises FileError where the template is broken, takes too long or refuses the messages.
-    """
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise MissingExtraError(
-            "messages need Jinja, which is not installed.", 'pip install "clearhead[gguf]"'
-        ) from error
-
-    def times(left: Any, right: Any) -> Any:
-        if not all(isinstance(side, (int, float)) and abs(side) < 2**31 for side in (left, right)):
-            raise TemplateError("it multiplies a text, or very large numbers")
-        return left * right
-
-    def refuse(reason: str, *_: Any) -> None:
-        raise TemplateError(reason)
-
-    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
-    environment = ImmutableSandboxedEnvironment(**options)
-    environment.intercepted_binops = frozenset(("*", "**"))
-    environment.binop_table |= {"*": times, "**": partial(refuse, "it raises to a power")}
-    environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
-    try:
-        with _deadline():
-            made = environment.from_string(template).generate(
-                messages=list(messages), add_generation_prompt=True, **words
-            )
-            text = ""
-            for piece in made:
-                text += piece
-                if len(text) > _MOST:
-                    raise TemplateError("its text has no end")
-    except Exception as error:  # a stranger's template raises whatever it likes
-        raise FileError(f"{name}: its chat template cannot be used: {one_line(error)}.") from None
-    return text
-
-
-def places(text: str, messages: Sequence[dict[str, str]]) -> list[tuple[int, int]]:
-    """Where the contents of messages stand in a chat's text; templates may strip spaces around these."""
-    spans, reached = [], 0
-    for message in messages:
-        content = message["content"]
-        words = content if text.find(content, reached) >= 0 else content.strip()
-        start = text.find(words, reached)
-        if start >= 0:
-            reached = start + len(words)
-            spans.append((start, reached))
-    return spans
-
-
-def marked(tokens: Sequence[Token], text: str, messages: Sequence[dict[str, str]]) -> list[Token]:
-    """The tokens of a chat's text, those marked that stand in no message; none where the template rewrites them all."""
-    spans = places(text, messages) or [(0, len(text))]
-    return [
-        token._replace(template=not any(start <= first_letter(token, text) < stop for start, stop in spans))
-        for token in tokens
-    ]
-
-
-@contextmanager
-def _deadline() -> Any:
-    """Inside, Python code that runs for more than `_SECONDS` is stopped; a template is compiled to Python code."""
-    end, before = time.monotonic() + _SECONDS, sys.gettrace()
-
-    def watch(_frame: Any, _event: str, _argument: Any) -> Any:
-        if time.monotonic() > end:
-            raise TimeoutError("it takes too long")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

@@ -4,10 +4,11 @@ The file names the expression that cuts a text before its pairs are merged (`tok
 it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in which Hugging Face's tokenizers have it.
 """
 
+import warnings
 from typing import Any
 
 from clearhead.errors import FileError
-from clearhead.models.folder import one_line
+from clearhead.models.folder import ids_in, one_line
 from clearhead.models.gguf import GGUF, damaged
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -16,55 +17,76 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
 _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-# How a text is cut before its bytes are merged, by tokenizer.ggml.pre: the expression of which each match is a piece
-# (None: GPT-2's, which the library has), and what else is done with it:
+# How a text is cut before its bytes are merged, by tokenizer.ggml.pre: the expressions that cut it one after the other,
+# each match a piece (none: GPT-2's, which the library has), and what else is done with it:
 # digits    every digit is alone
 # composed  characters are composed first (NFC)
 # words     a piece that is in the vocabulary is not merged from its parts
 # begins    a text begins with the beginning token where the file does not say
-_DIGITS = None, {"digits"}
-_LLAMA3 = rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", {"words", "begins"}
+_DIGITS = (), {"digits"}
+_LLAMA3 = (rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), {"words", "begins"}
 _DBRX = _LLAMA3[0], set[str]()
-_QWEN2 = rf"{_SHORT}|{_WORDS}|\p{{N}}|{_REST}"
+_QWEN2 = (rf"{_SHORT}|{_WORDS}|\p{{N}}|{_REST}",)
+_GPT4O = (rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",), set[str]()
+_SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+_DEEPSEEK3 = r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", rf"{_SIGNS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-CUTS: dict[str, tuple[str | None, set[str]]] = {
-    "default": (None, set()),
-    "gpt-2": (None, set()),
-    "olmo": (None, {"composed"}),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": (None, {"digits", "composed"}),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": _DBRX,
-    "smaug-bpe": _DBRX,
-    "qwen2": (_QWEN2, {"composed"}),
-    "stablelm2": (_QWEN2, {"composed"}),
+CUTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "default": ((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), set()),  # llama.cpp's, of no model
+    **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mellum", "exaone4", "trillion", "mpt"), ((), set())),
+    "olmo": ((), {"composed"}),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    "command-r": ((), {"digits", "composed"}),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _DBRX),
+    **dict.fromkeys(("glm4", "glm5"), (_LLAMA3[0], {"words"})),
+    **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "megrez"), (_QWEN2, {"composed"})),
     "deepseek-r1-qwen": (_QWEN2, set()),
-    "tekken": (rf"{'|'.join(_CASED)}|\p{{N}}|{_REST_WITH_SLASH}", {"words"}),
-    "gpt-4o": (rf"{'|'.join(f'{each}{_SHORT}?' for each in _CASED)}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}", set()),
+    "qwen35": ((_QWEN2[0].replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}"),), {"composed"}),
+    "falcon": ((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"), set()),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), (_DEEPSEEK3, set())),
+    "tekken": ((rf"{'|'.join(_CASED)}|\p{{N}}|{_REST_WITH_SLASH}",), {"words", "begins"}),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
 }
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<｜end▁of▁sentence｜>", "[e~[",
+)  # fmt: skip
+
+
+_KINDS = ("gpt2", "llama", "gemma4")  # byte-level BPE, and SentencePiece's with and without scores
+
+
+def check(file: GGUF, vocabulary: int) -> list[str]:
+    """The words of the file's tokenizer. Raises FileError where they are damaged or of a kind that is not known."""
+    data = file.metadata
+    kind, words, cut = (data.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens", "pre"))
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(words) != vocabulary:
+        count = len(words) if isinstance(words, list) else 0
+        raise damaged(file.path, f"its tokenizer has {count} words, and its embeddings {vocabulary}.")
+    if kind not in _KINDS:
+        raise FileError(f"{file.path}: a tokenizer of kind {kind!r} is not known here.", f"{', '.join(_KINDS)} are.")
+    if kind == "gpt2" and cut is not None and (not isinstance(cut, str) or cut not in CUTS):
+        what = f"{file.path}: its tokenizer cuts texts as {cut!r} does, which is not known here."
+        raise FileError(what, f"{', '.join(CUTS)} are.")
+    return words
 
 
 def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
     """The file's tokenizer. Raises FileError where it is missing, damaged, or of a kind that is not known here."""
-    data = file.metadata
-    kind, words = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.tokens")
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(words) != vocabulary:
-        count = len(words) if isinstance(words, list) else 0
-        raise damaged(file.path, f"its tokenizer has {count} words, and its embeddings {vocabulary}.")
-    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if kind not in makers:
-        raise FileError(f"{file.path}: a tokenizer of kind {kind!r} is not known here.", "gpt2 and llama are.")
+    words, data = check(file, vocabulary), file.metadata
+    make = _byte_level if data["tokenizer.ggml.model"] == "gpt2" else _sentencepiece
     types = data.get("tokenizer.ggml.token_type")
     types = types if isinstance(types, list) and len(types) == len(words) else [1] * len(words)
     try:
-        tokenizer, begins = makers[kind](file, words, types)
+        tokenizer, begins = make(file, words, types)
         _add_special(file, tokenizer, words, types, begins=data.get("tokenizer.ggml.add_bos_token", begins))
     except FileError:
         raise
@@ -78,21 +100,21 @@ def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     name = file.metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(name, str) or name not in CUTS:
-        raise FileError(
-            f"{file.path}: its tokenizer cuts texts as {name!r} does, which is not known here.",
-            f"{', '.join(CUTS)} are.",
+    if name == "default":
+        warnings.warn(
+            f"{file.path} does not say how its tokenizer cuts texts (tokenizer.ggml.pre), so they are cut as llama.cpp "
+            "does then, and answers may be worse than the model's: take a newer file of it, or its folder.",
+            stacklevel=2,
         )
-    expression, also = CUTS[name]
+    expressions, also = CUTS[name]
     pairs = [tuple(each.split(" ", 1)) for each in file.metadata["tokenizer.ggml.merges"]]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges="words" in also))
     if "composed" in also:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if "digits" in also else []
-    if expression is not None:
-        steps.append(pre_tokenizers.Split(Regex(expression), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None))
+    steps += [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not expressions))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, "begins" in also
@@ -104,9 +126,13 @@ def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any,
 
     vocabulary = {word: number for number, word in enumerate(words)}
     unknown = next((word for word, kind in zip(words, types, strict=True) if kind == _UNKNOWN), None)
-    merges = _merges(vocabulary, words, types, file.metadata["tokenizer.ggml.scores"])
+    if "tokenizer.ggml.merges" in file.metadata:  # Gemma 4
+        merges = [tuple(each.split(" ", 1)) for each in file.metadata["tokenizer.ggml.merges"]]
+    else:
+        merges = _merges(vocabulary, words, types, file.metadata["tokenizer.ggml.scores"])
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    is_llama = file.metadata["tokenizer.ggml.model"] == "llama"
+    prefixed = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", is_llama))
     parts = [normalizers.Prepend("▁")] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*parts, normalizers.Replace(" ", "▁")])
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -133,10 +159,19 @@ def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int],
     """Control tokens and words that users added are found before a text is cut; some begin or end every text."""
     from tokenizers import AddedToken, processors
 
-    kinds = [(word, kind) for word, kind in zip(words, types, strict=True) if word]
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word, kind in kinds if kind == _USER])
-    special_words = [word for word, kind in kinds if kind in (_CONTROL, _UNKNOWN)]
-    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special_words])
+    added, named = file.metadata.get("tokenizer.ggml.added_tokens", ()), str(file.metadata.get("general.name")).lower()
+    if unknown := [word for word in added if word not in tokenizer.get_vocab()]:
+        raise FileError(f"{file.path}: its token {unknown[0]!r} was added, and what id it has is not known here.")
+    ends, stripping = ends_of(file), "phi-3" in named or "phi3" in named  # as llama.cpp: the file does not say it
+    users, controls = list[Any](), list[Any]()
+    for number, (word, kind) in enumerate(zip(words, types, strict=True)):
+        strips = stripping and word not in ("<unk>", "<s>", "<|endoftext|>")  # what follows loses its spaces
+        if word and (kind in (_CONTROL, _UNKNOWN) or number in ends):
+            controls.append(AddedToken(word, normalized=False, special=True, rstrip=strips))
+        elif word and (kind == _USER or word in added):
+            users.append(AddedToken(word, normalized=False, rstrip=strips))
+    tokenizer.add_tokens(users)
+    tokenizer.add_special_tokens(controls)
     begin = special(file, "bos") if begins else ""
     end = special(file, "eos") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else ""
     if begin or end:
@@ -147,6 +182,25 @@ def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int],
 
 
 def special(file: GGUF, kind: str) -> str:
-    """The text of a special token, "bos" or "eos"; "" where the file has none."""
+    """The text of a special token, such as "bos" or "eos"; "" where the file has none."""
     number, words = file.metadata.get(f"tokenizer.ggml.{kind}_token_id"), file.metadata["tokenizer.ggml.tokens"]
     return words[number] if isinstance(number, int) and 0 <= number < len(words) else ""
+
+
+def chat_of(file: GGUF) -> tuple[str | None, dict[str, str], frozenset[int]]:
+    """A file's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    template = file.metadata.get("tokenizer.chat_template")
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
+    words = {f"{name}_token": word for name, kind in names.items() if (word := special(file, kind))}
+    return template if isinstance(template, str) else None, words, ends_of(file)
+
+
+def ends_of(file: GGUF) -> frozenset[int]:
+    """The ids of the tokens that end a reply: those that the file names, and words that llama.cpp takes for such."""
+    data, words = file.metadata, file.metadata["tokenizer.ggml.tokens"]
+    known = set(_ENDS) - ({"<|end|>"} if {"<|return|>", "<|call|>"} <= set(words) else set())  # gpt-oss ends otherwise
+    named = [
+        data.get(f"tokenizer.ggml.{kind}") for kind in ("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids")
+    ]
+    found = [number for number, word in enumerate(words) if word in known]
+    return frozenset(number for number in ids_in(found, *named) if number < len(words))

@@ -27,7 +27,7 @@ from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
-from clearhead.models.families import ACTIVATIONS, turned
+from clearhead.models.mlp import mlp_back
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
@@ -234,39 +234,31 @@ def through(
         seen = [attend(decoder, number, each.gates, *x) for each, *x in zip(variants, q, k, v, strict=True)]
         output = decoder.mixed(number, np.stack([part.output for part in seen]))
         middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
-        upstream = upstream + in_blocks(partial(_through_mlp, decoder, number), middle, upstream)
-        by_output = decoder.normed(f"{name}post_attention_norm", output, scale * upstream)
+        parallel = decoder.config.parallel
+        by_mlp = in_blocks(partial(_through_mlp, decoder, number), before if parallel else middle, upstream)
+        by_middle, upstream = upstream if parallel else upstream + by_mlp, upstream + by_mlp
+        by_output = decoder.normed(f"{name}post_attention_norm", output, scale * by_middle)
         by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
         g = split(by_heads, decoder.config.d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
         by_x = decoder.weights.product(join(by["v"]), f"{name}attn_v.weight", back=True)
         for part in "qk":
-            plain = turned(by[part], angles and (angles[0], -angles[1]))  # back
-            plain = decoder.normed(f"{name}attn_{part}_norm", projected[part], plain)
+            plain = decoder.placed(number, part, projected[part], angles[part], by[part])
             by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
         upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
         for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
 
-def _through_mlp(decoder: Decoder, number: int, middle: Array, upstream: Array) -> Array:
-    """The derivative by the residual stream after attention, (tokens, d_model), by way of the MLP."""
-    w, name, (value_of, slope_of) = decoder.weights, f"blk.{number}.", ACTIVATIONS[decoder.config.activation]
-    gate, up = decoder.inner(number, middle)
-    with np.errstate(over="ignore"):
-        value, slope = (function(up if gate is None else gate) for function in (value_of, slope_of))
-    output = upstream
-    if f"{name}post_ffw_norm.weight" in w:  # else the output is not needed
-        output = decoder.linear(value if gate is None else value * up, name + "ffn_down")
-    by_output = decoder.normed(f"{name}post_ffw_norm", output, decoder.config.added_scale * upstream)
-    by_inner = w.product(by_output, f"{name}ffn_down.weight", back=True)
-    if gate is None:
-        by_y = w.product(by_inner * slope, f"{name}ffn_up.weight", back=True)
-    else:
-        by_y = w.product(by_inner * value, f"{name}ffn_up.weight", back=True)
-        by_y = by_y + w.product(by_inner * up * slope, f"{name}ffn_gate.weight", back=True)
-    return decoder.normed(name + "ffn_norm", middle, by_y)
+def _through_mlp(decoder: Decoder, number: int, source: Array, upstream: Array) -> Array:
+    """The derivative by the residual stream that the MLP reads, (tokens, d_model), by way of the MLP."""
+    norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
+    by_output = decoder.config.added_scale * upstream
+    if f"{behind}.weight" in decoder.weights:  # else the output is not needed
+        by_output = decoder.normed(behind, decoder.mlp(number, source), by_output)
+    by_x = mlp_back(decoder.weights, decoder.config, number, decoder.normed(norm, source), by_output)
+    return decoder.normed(norm, source, by_x)
 
 
 def edges(part: Attended, rows: range) -> Array:

@@ -1,15 +1,16 @@
-"""A model's weights as they are stored, memory-mapped and packed, and which of them a decoder has.
+"""A model's weights as they are stored, memory-mapped and packed, and products by them.
 
 The compiled kernel multiplies by them as they lie in the file. Where it cannot, NumPy multiplies by some rows at a time
-in float32, so that nothing is unpacked for longer than a product. Missing, strange and surplus weights are refused,
-fused ones are cut.
+in float32, so that nothing is unpacked for longer than a product.
 
 Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … Linear weights are (d_out, d_in).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
 from clearhead.engines import native
 from clearhead.errors import FileError, MissingExtraError
-from clearhead.models.families import Config
 
 _ROWS = 2**22  # numbers that NumPy unpacks at a time
 
@@ -32,6 +32,7 @@ class Stored:
     transposed   is it stored as (d_in, d_out)?
     order        which rows make the tensor, in this order; None: all as they are
     plus         what is added to each number: 1 where a norm keeps its weight less 1
+    scales       of data in gpt-oss's form of MXFP4, (rows, blocks, 16) bytes: each block's exponent and 127
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Stored:
     transposed: bool = False
     order: Array | None = None
     plus: float = 0.0
+    scales: Array | None = None
 
     @property
     def size(self) -> int:
@@ -48,10 +50,13 @@ class Stored:
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
         """These rows of the tensor in a dtype; a view of the file where it is that already."""
+        self._check_whole()
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data.T[chosen] if self.transposed else self.data[chosen]
-        if self.kind == "BF16":  # the upper half of a float32
+        if self.scales is not None:
+            numbers = _of_fours(part, self.scales[chosen])
+        elif self.kind == "BF16":  # the upper half of a float32
             numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.kind in DTYPES:
             numbers = part
@@ -62,19 +67,37 @@ class Stored:
         numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
         return numbers + dtype(self.plus) if self.plus else numbers
 
+    def _check_whole(self) -> None:
+        """Raise FileError where the mapped file became shorter: reading beyond its end would kill the process."""
+        base: Any = self.data
+        while isinstance(base, np.ndarray):
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        if isinstance(base, mmap) and base.size() < len(base):
+            raise FileError("the model's file became shorter while the model was loaded.", "load it again.")
+
     def part(self, start: int, stop: int) -> "Stored":
         """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
-        data, order = self.data, self.order
-        if order is not None:
-            order = order[start:stop]
-        else:
-            data = data[:, start:stop] if self.transposed else data[start:stop]
-        return Stored(self.kind, (stop - start, *self.shape[1:]), data, self.transposed, order, self.plus)
+        some = slice(start, stop)
+        if self.order is not None:
+            return replace(self, shape=(stop - start, *self.shape[1:]), order=self.order[some])
+        data = self.data[:, some] if self.transposed else self.data[some]
+        scales = None if self.scales is None else self.scales[some]
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=data, scales=scales)
+
+    def expert(self, number: int) -> "Stored":
+        """One expert's matrix or bias of the tensor of all."""
+        turned = self.data.ndim == 3 and self.transposed
+        shape = self.shape[:0:-1] if turned else self.shape[1:]
+        scales = None if self.scales is None else self.scales[number]
+        return replace(self, shape=shape, data=self.data[number], transposed=turned, scales=scales)
 
     def product(self, x: Array, *, back: bool = False) -> Array:
         """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out). W is this tensor, (d_out, d_in)."""
         rows = x.reshape(-1, x.shape[-1])
-        if x.dtype == np.float32 and self.kind in native.PACKINGS and not native.missing():
+        self._check_whole()
+        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not self.transposed)
+        if packed and x.dtype == np.float32 and not native.missing():
             turned = back != self.transposed  # what is stored as (d_in, d_out) is its transpose
             columns = self.shape[0 if self.transposed else 1]
             made = native.multiply(rows, self.data, self.kind, columns, self.order, back=turned)
@@ -91,6 +114,14 @@ class Stored:
         return made.reshape(*x.shape[:-1], -1)
 
 
+def _of_fours(data: Array, exponents: Array) -> Array:
+    """The numbers of blocks in gpt-oss's form of MXFP4: two of four bits in a byte, the first below."""
+    signed = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    fours = np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 32)
+    made = np.ldexp(signed[fours], exponents.astype(np.int32)[..., None] - 127)
+    return np.asarray(made.reshape(len(data), -1))
+
+
 def packings() -> tuple[Any, Any]:
     """The module that unpacks GGUF's types, and the types by name. Raises MissingExtraError where gguf is missing."""
     try:
@@ -100,6 +131,18 @@ def packings() -> tuple[Any, Any]:
             "GGUF files need the package gguf, which is not installed.", 'pip install "clearhead[gguf]"'
         ) from error
     return quants, GGMLQuantizationType
+
+
+@cache
+def unpacks(kind: int) -> bool:
+    """Does the package gguf know this type of blocks, and unpack it?"""
+    quants, kinds = packings()
+    try:
+        size = quants.quant_shape_to_byte_shape((2**10,), kinds(kind))[0]
+        quants.dequantize(np.zeros((1, size), np.uint8), kinds(kind))
+    except (NotImplementedError, KeyError, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,6 +163,12 @@ class Weights:
         """The tensor, or None where the model has none of that name."""
         return self[name] if name in self.stored else None
 
+    def linear(self, x: Array, name: str) -> Array:
+        """x·Wᵀ + b, with b where the model has one."""
+        made = self.product(x, f"{name}.weight")
+        bias = self.get(f"{name}.bias")
+        return made if bias is None else made + bias
+
     def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
         """Some rows of a matrix; only they are unpacked."""
         return self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
@@ -127,92 +176,3 @@ class Weights:
     def product(self, x: Array, name: str, *, back: bool = False) -> Array:
         """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out), which takes a derivative back through x·Wᵀ."""
         return self.stored[name].product(x, back=back)
-
-
-_OPTIONAL = "?"  # before a name: the model may lack it
-
-
-def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The model's tensors, fused ones cut. Raises FileError where they are not those of such a decoder.
-
-    A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
-    """
-    whole = _cut(tensors, config)
-    if config.tied:
-        whole.pop("output.weight", None)
-    known = {}
-    for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
-        name = wanted.removeprefix(_OPTIONAL)
-        if name not in whole:
-            if name != wanted:
-                continue
-            raise FileError(
-                f"{path}: the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has.",
-                "do its sizes and the weights belong together?",
-            )
-        if whole[name].shape not in shapes:
-            raise FileError(
-                f"{path}: `{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
-                "do its sizes and the weights belong together?",
-            )
-        known[name] = whole[name]
-    surplus = sorted(whole.keys() - known.keys())
-    if surplus:
-        raise FileError(
-            f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
-            "leaving it out would change the answers; Transformers may run it.",
-        )
-    return known
-
-
-def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
-    d, queries, keys = config.d_model, config.heads * config.d_k, config.kv_heads * config.d_k
-    yield "token_embd.weight", ((config.vocabulary, d),)
-    if config.ropes[0] is None:
-        yield "position_embd.weight", ((config.positions, d),)
-    yield from _vector("output_norm", d)
-    if not config.tied:
-        yield "output.weight", ((config.vocabulary, d),)
-    yield "?output.bias", ((config.vocabulary,),)
-    behind = config.family == "olmo2"  # its norms stand behind attention and MLP alone
-    for layer in range(config.layers):
-        name = f"blk.{layer}."
-        for norm in ("attn_norm", "ffn_norm"):
-            yield from _vector(("?" if behind else "") + name + norm, d)
-        for norm in ("post_attention_norm", "post_ffw_norm"):
-            yield from _vector(f"?{name}{norm}", d)
-        for norm, width in (("attn_q_norm", queries), ("attn_k_norm", keys)):
-            yield f"?{name}{norm}.weight", ((config.d_k,), (width,))
-        matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
-        matrices |= {"ffn_up": (config.d_mlp, d), "ffn_down": (d, config.d_mlp)}
-        if config.gated:
-            matrices["ffn_gate"] = config.d_mlp, d
-        for part, shape in matrices.items():
-            yield f"{name}{part}.weight", (shape,)
-            yield f"?{name}{part}.bias", (shape[:1],)
-
-
-def _vector(name: str, width: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    yield f"{name}.weight", ((width,),)
-    yield f"?{name.removeprefix(_OPTIONAL)}.bias", ((width,),)
-
-
-def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
-    keys = config.kv_heads * config.d_k
-    parts = {
-        "attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys},
-        "ffn_up": {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp},
-    }
-    result: dict[str, Stored] = {}
-    for name, tensor in tensors.items():
-        layer, _, rest = name.removeprefix("blk.").partition(".")
-        part, _, kind = rest.rpartition(".")
-        sizes, start = parts.get(part, {}), 0
-        if tensor.shape[0] != sum(sizes.values()):
-            sizes, result[name] = {}, tensor
-        for each, size in sizes.items():
-            result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
-            start += size
-    return result

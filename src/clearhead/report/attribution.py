@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.digits import fixed, signed
-from clearhead.explaining.attribution import Way, WayPart, against, norm_name, notes, part_name
+from clearhead.explaining.attribution import Way, WayPart, against, experts_of, norm_name, notes, part_name
 from clearhead.explaining.head_steps import HeadSteps
 from clearhead.explaining.texts import token_name
 from clearhead.report.cells import columns, label, note, title
@@ -40,7 +40,9 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
     short = len({part.layer for part in way.parts} - {None}) > _MOST_LAYERS
     for layer, group in groupby(rows, lambda row: row[0].layer):
         if layer is not None and short:
-            yield _layer_in_one(list(group), language)
+            parts = list(group)
+            yield _layer_in_one(parts, language)
+            yield from (note(f"  ┃    {experts}") for part, *_ in parts if (experts := experts_of(part, language)))
             continue
         if layer is not None:
             yield Text(f"  ┃ {say(language, 'way layer', layer=layer)}")
@@ -51,8 +53,8 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
             yield _row(f"{mark} {part_name(part, d_model, language)}", part.adds, total, lead)
             if part.wrote is not None:
                 yield _row(f"┃    → {norm_name(part.wrote, d_model, language)}", 0.0)
-            if part.heads:
-                yield note(f"  ┃    {_most(part, language)}")
+            if below := _most(part, language) if part.heads else experts_of(part, language):
+                yield note(f"  ┃    {below}")
     last = ["  = " + say(language, "way logit", next=spelled(way.text)), "", fixed(way.logit, 2, 8)]
     yield columns(_WIDTHS, [*last, signed(way.logit - other.logit)] if other else last, "bold")
     yield from map(note, [*notes(way, language), *([say(language, "way constant")] if other else [])])

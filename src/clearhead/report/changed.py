@@ -12,8 +12,8 @@ from clearhead.changing.edits import Edit, change
 from clearhead.digits import percent, signed
 from clearhead.errors import RuleError
 from clearhead.explaining.rerun import forward_pass
-from clearhead.explaining.texts import Reading
 from clearhead.models.protocol import Each, LanguageModel, probabilities
+from clearhead.models.tokenizer import Reading
 from clearhead.report.cells import columns, listed, title
 from clearhead.report.console import sections
 from clearhead.report.explained import opening

@@ -13,9 +13,10 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
 from clearhead.explaining.head_steps import HeadSteps, attending, following, kinds_of
 from clearhead.explaining.rerun import HeadEffect
-from clearhead.explaining.texts import Reading, Split, parts_of, token_name
+from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.models.model import SHIPPED
 from clearhead.models.protocol import LanguageModel
+from clearhead.models.tokenizer import Reading
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
 from clearhead.report.heat import matrix
@@ -100,6 +101,8 @@ def opening(console: Console, model: LanguageModel, read: Reading, language: Lan
     yield from wrapped(console, say(language, "tokens") + "  ", words)
     if any(token.template for token in read.tokens):
         yield note(say(language, "template"))
+    if read.dated:
+        yield note(say(language, "dated"))
     yield from split_note(split, language)
 
 

@@ -1,0 +1,196 @@
+"""A chat's messages as one text, by the template that a model's file carries, and where each message stands in it.
+
+Templates are Jinja from strangers and are rendered as Transformers renders them: in Jinja's sandbox (no attributes that
+begin with _, nothing can be changed), with loop controls, `generation` blocks, `tojson`, `strftime_now` and
+`raise_exception`. Beside it a template may take `_SECONDS` and make a text of `_MOST` characters, and nothing is
+multiplied into a large text.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import takewhile
+from math import prod
+from typing import Any, NamedTuple
+
+from clearhead.errors import FileError, MissingExtraError, RuleError, expected
+from clearhead.models.folder import one_line
+
+_SECONDS, _MOST = 2.0, 2**22
+_ROLES = ("system", "user", "assistant")
+_FIRST_MARK = 0xF0000  # of characters for private use, which no text has
+Span = tuple[int, int]
+
+
+class Rendered(NamedTuple):
+    """The text that a model is given for messages, with the beginning of its answer.
+
+    turns   where each message's content stands, (0, 0) for one that the template leaves out
+    dated   does the template write today's date?
+    """
+
+    text: str
+    turns: list[Span]
+    dated: bool
+
+
+def read_messages(value: Any) -> list[dict[str, str]]:
+    """A list of {"role": …, "content": …}; raises RuleError for anything else."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise RuleError(expected("messages", value, "a list of messages"), '[{"role": "user", "content": "hello"}]')
+    for message in value:
+        plain = isinstance(message, dict) and set(message) == {"role", "content"}
+        if not plain or message["role"] not in _ROLES or not isinstance(message["content"], str):
+            wanted = "a role (system, user or assistant) and a content, which is a text"
+            raise RuleError(expected("a message", message, wanted), '{"role": "user", "content": "hello"}')
+    return [dict(message) for message in value]
+
+
+def rendered(template: str, messages: Sequence[dict[str, str]], name: object, words: Mapping[str, str]) -> Rendered:
+    """Render messages, and find each by rendering them again with a mark before and behind its words.
+
+    words   the special tokens that a template may write, such as bos_token
+    A template may strip the spaces around a message, so that the marks stand inside them. Where the marks change more
+    of the text than themselves, the message is searched for behind the one before it.
+    Raises FileError where the template is broken, takes too long or refuses the messages.
+    """
+    render = _renderer(template, name, words)
+    text, dated = render(messages)
+    unused = (chr(number) for number in range(_FIRST_MARK, sys.maxunicode) if chr(number) not in text)
+    marks = [(next(unused), next(unused)) for _ in messages]
+    turns = _marked(render, text, messages, marks)
+    if turns is None:
+        turns, reached = [], 0
+        for said in (message["content"].strip() for message in messages):
+            start = text.find(said, reached) if said else -1
+            turns.append((start, start + len(said)) if start >= 0 else (0, 0))
+            reached = max(reached, turns[-1][1])
+    return Rendered(text, turns, dated)
+
+
+def _marked(
+    render: Any, text: str, messages: Sequence[dict[str, str]], marks: Sequence[tuple[str, str]]
+) -> list[Span] | None:
+    """Where messages stand, by a mark before and behind each; None where the text would be another one."""
+    some = [{**one, "content": _between(one["content"], *pair)} for one, pair in zip(messages, marks, strict=True)]
+    made = ""
+    with suppress(FileError):
+        made = render(some)[0]
+    places, plain = dict[str, int](), list[str]()
+    known = {mark for pair in marks for mark in pair}
+    for character in made:
+        if character in known:
+            places.setdefault(character, len(plain))
+        else:
+            plain.append(character)
+    if "".join(plain) != text:
+        return None
+    turns = []
+    for message, (before, behind) in zip(messages, marks, strict=True):
+        words, start, stop = message["content"].strip(), places.get(before), places.get(behind)
+        if start is None and stop is not None:  # a template may leave out how a message begins, such as its thoughts
+            alike = zip(reversed(words), reversed(text[:stop]), strict=False)
+            size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], alike))
+            start = stop - len(text[stop - size : stop].lstrip())
+        turns.append((start, stop) if start is not None and stop is not None else (0, 0))
+    return turns
+
+
+def _between(content: str, before: str, behind: str) -> str:
+    """The content with marks around its words, inside the spaces around them; as it is where it has no words."""
+    words = content.strip()
+    start = content.find(words)
+    return content[:start] + before + words + behind + content[start + len(words) :] if words else content
+
+
+def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
+    """A function from messages to their text and whether the template asked for the date, which stays the same."""
+    try:
+        from jinja2 import TemplateError, nodes
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise MissingExtraError(
+            "messages need Jinja, which is not installed.", 'pip install "clearhead[gguf]"'
+        ) from error
+
+    class Generation(Extension):
+        """A block of what the model says, whose body is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012  # as Jinja has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+        def _said(self, caller: Any) -> Any:
+            return caller()
+
+    def times(left: Any, right: Any) -> Any:
+        sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
+        numbers = all(isinstance(side, (int, float)) for side in (left, right))
+        if max(sizes) >= 2**31 or (prod(sizes) > _MOST and not numbers):
+            raise TemplateError("it multiplies into a text without end, or very large numbers")
+        return left * right
+
+    def power(left: Any, right: Any) -> Any:
+        if abs(left) >= 2**31 or abs(right) > 64:
+            raise TemplateError("it raises to a large power")
+        return left**right
+
+    def refuse(reason: str) -> None:
+        raise TemplateError(reason)
+
+    def date(form: str) -> str:
+        asked.append(form)
+        return now.strftime(form)
+
+    def tojson(
+        x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = 0
+    ) -> str:
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    asked, now = list[str](), datetime.now()  # the local time, as Transformers has it
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = ImmutableSandboxedEnvironment(**options, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    environment.intercepted_binops = frozenset(("*", "**"))
+    environment.binop_table |= {"*": times, "**": power}
+    environment.globals |= {"raise_exception": refuse, "strftime_now": date}
+    environment.filters["tojson"] = tojson
+
+    def render(messages: Sequence[dict[str, str]]) -> tuple[str, bool]:
+        asked.clear()
+        try:
+            with _deadline():
+                given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+                text = ""
+                for piece in environment.from_string(template).generate(**given, **words):
+                    text += piece
+                    if len(text) > _MOST:
+                        raise TemplateError("its text has no end")
+        except Exception as error:  # a stranger's template raises whatever it likes
+            raise FileError(f"{name}: its chat template cannot be used: {one_line(error)}.") from None
+        return text, bool(asked)
+
+    return render
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """Inside, Python code that runs for more than `_SECONDS` is stopped; a template is compiled to Python code."""
+    end, before = time.monotonic() + _SECONDS, sys.gettrace()
+
+    def watch(_frame: Any, _event: str, _argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError("it takes too long")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -1,0 +1,111 @@
+"""A layer's MLP, one for all tokens or experts of which some compute each token, and its derivative.
+
+Of experts the router's logits r = W·x + b choose the largest `chosen`, and the output is the sum of what these give,
+each times its share: softmax(r), divided by the chosen ones' sum where `shares_sum`. Only what is chosen is multiplied.
+"""
+
+import numpy as np
+
+from clearhead.core.axes import Array, blocks
+from clearhead.models.families import ACTIVATIONS, CACHED, Config
+from clearhead.models.weights import Weights
+
+
+def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Array, Array, Array]:
+    """The experts that compute each token and their shares, largest first, (tokens, chosen); what makes the shares.
+
+    That is (tokens, experts), the softmax of all logits, or of the chosen ones and else 0 where `shares_sum`.
+    x   (tokens, d_model), what the MLP is given, normed
+    """
+    logits = weights.linear(x, f"blk.{number}.ffn_gate_inp")
+    experts = np.argsort(-logits, axis=-1, kind="stable")[:, : config.chosen]
+    every = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    if config.shares_sum:
+        some = np.take_along_axis(every, experts, axis=-1)
+        every = np.zeros_like(every)
+        np.put_along_axis(every, experts, some, axis=-1)
+    every /= every.sum(axis=-1, keepdims=True)
+    return experts, np.take_along_axis(every, experts, axis=-1), every
+
+
+def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
+    """What a layer's MLP makes of its normed input, both (…, tokens, d_model), before its own norm."""
+    if not config.sparse[number]:
+        return _one(weights, config, number, "", x)
+    rows = x.reshape(-1, x.shape[-1])
+    experts, shares, _ = chosen(weights, config, number, rows)
+    made = np.zeros_like(rows)
+    for expert in np.unique(experts):
+        some, place = np.nonzero(experts == expert)
+        made[some] += shares[some, place, None] * _one(weights, config, number, f".{expert}", rows[some])
+    return made.reshape(x.shape)
+
+
+def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
+    """The derivative by the MLP's normed input from that by its output, before its own norm."""
+    if not config.sparse[number]:
+        return _one_back(weights, config, number, "", x, upstream)[0]
+    rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
+    experts, shares, every = chosen(weights, config, number, rows)
+    by_x, by_shares = np.zeros_like(rows), np.empty_like(shares)
+    for expert in np.unique(experts):
+        some, place = np.nonzero(experts == expert)
+        by_rows, by_shares[some, place] = _one_back(weights, config, number, f".{expert}", rows[some], upstream[some])
+        by_x[some] += shares[some, place, None] * by_rows
+    by_every = np.zeros_like(every)
+    np.put_along_axis(by_every, experts, by_shares, axis=-1)
+    by_logits = every * (by_every - (every * by_every).sum(axis=-1, keepdims=True))
+    by_x += weights.product(by_logits, f"blk.{number}.ffn_gate_inp.weight", back=True)
+    return by_x.reshape(x.shape)
+
+
+def _inner(weights: Weights, config: Config, number: int, expert: str, x: Array) -> tuple[Array | None, Array]:
+    """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
+    up = weights.linear(x, f"blk.{number}.ffn_up{expert}")
+    return weights.linear(x, f"blk.{number}.ffn_gate{expert}") if config.gated else None, up
+
+
+def _limited(config: Config, gate: Array, up: Array) -> tuple[Array, Array]:
+    """Gate and what it gates with their limit, where there is one."""
+    limit = config.limit
+    return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit) + 1)
+
+
+def _one(weights: Weights, config: Config, number: int, expert: str, x: Array) -> Array:
+    """The output of an MLP, or of one expert, which is `.3`."""
+    act, _ = ACTIVATIONS[config.activation]
+    gate, up = _inner(weights, config, number, expert, x)
+    for block in blocks(up.shape[-2], CACHED):
+        tokens = (..., block, slice(None))
+        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
+            if gate is None:
+                up[tokens] = act(up[tokens])
+            else:
+                gates, gated = _limited(config, gate[tokens], up[tokens])
+                up[tokens] = gated * act(gates)
+    return weights.linear(up, f"blk.{number}.ffn_down{expert}")
+
+
+def _one_back(
+    weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array
+) -> tuple[Array, Array]:
+    """The derivative by an MLP's input, and its output times `upstream`, summed by token."""
+    w, name, (value_of, slope_of) = weights, f"blk.{number}.ffn_", ACTIVATIONS[config.activation]
+    gate, up = _inner(weights, config, number, expert, x)
+    by_inner = w.product(upstream, f"{name}down{expert}.weight", back=True)
+    bias = w.get(f"{name}down{expert}.bias")
+    along = 0.0 if bias is None else upstream @ bias
+    with np.errstate(over="ignore"):
+        if gate is None:
+            along = along + (by_inner * value_of(up)).sum(axis=-1)
+            return w.product(by_inner * slope_of(up), f"{name}up{expert}.weight", back=True), along
+        gates, gated = _limited(config, gate, up)
+        value, slope = value_of(gates), slope_of(gates)
+    by_gate, by_up = by_inner * gated * slope, by_inner * value
+    if config.limit is not None:
+        by_gate *= gates == gate
+        by_up *= gated == up + 1
+    by_x = w.product(by_up, f"{name}up{expert}.weight", back=True) + w.product(
+        by_gate, f"{name}gate{expert}.weight", back=True
+    )
+    return by_x, along + (by_inner * value * gated).sum(axis=-1)

@@ -1,0 +1,189 @@
+"""Which tensors a decoder has, by GGUF's names, of those that a file holds.
+
+Rows are put in the order that the decoder takes, fused projections are cut, experts are taken apart; missing, strange
+and surplus tensors are refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.room import check_room_for_file
+from clearhead.errors import FileError
+from clearhead.models.families import FAMILIES, Config, NotInNumPyError
+from clearhead.models.weights import Stored
+
+_OPTIONAL = "?"  # before a name: the model may lack it
+
+
+def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str, Stored]:
+    """Arrays of a decoder, each with the name of its dtype, as tensors under GGUF's names.
+
+    A tensor that the family has not keeps its own name, so that it is refused later.
+    """
+    family, result = FAMILIES[config.family], {}
+    for key, (kind, array) in arrays.items():
+        words = key.removeprefix("transformer.").split(".")
+        numbers = [word for word in words if word.isdecimal()]
+        pattern = ".".join("{}" if word.isdecimal() else word for word in words)
+        stem, _, suffix = pattern.rpartition(".")
+        known = family.names.get(pattern) or (f"{family.names[stem]}.{suffix}" if stem in family.names else "")
+        name = known.format(*numbers) or key
+        turned = array.ndim == 3 or (family.transposed and array.ndim == 2 and name.startswith("blk."))
+        shape = array.shape[::-1] if turned and array.ndim == 2 else array.shape
+        if name in result:
+            raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
+        tensor = Stored(kind, shape, array, turned, plus=1.0 if family.less_one and "norm" in name else 0.0)
+        result[name] = tensor.part(family.learned, len(array)) if family.learned and "position" in name else tensor
+    return in_order(result, config, "folder")
+
+
+def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str, Stored]:
+    """The tensors, of which W^Q, W^K and fused ones have their rows in the order in which this decoder takes them."""
+    family, result, d_k = FAMILIES[config.family], dict(tensors), config.d_k
+    rope = next(filter(None, config.ropes), None)
+    for name, tensor in tensors.items():
+        part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(tensor.shape[0])
+        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part)
+        if part == "attn_qkv" and family.by_head and form == "folder" and len(rows) % (config.kv_heads * d_k) == 0:
+            each = rows.reshape(config.kv_heads, -1, d_k)
+            order = np.concatenate([each[:, :-2].ravel(), each[:, -2].ravel(), each[:, -1].ravel()])
+        elif heads and rope is not None and form in family.neighbours and len(rows) == heads * d_k:
+            order, width = rows.reshape(heads, d_k).copy(), 2 * len(rope.rates)
+            order[:, :width] = order[:, :width].reshape(heads, -1, 2).swapaxes(1, 2).reshape(heads, width)
+        else:
+            continue
+        result[name] = replace(tensor, order=order.ravel())
+    return result
+
+
+def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
+    """The model's tensors, fused ones cut. Raises FileError where they are not those of such a decoder.
+
+    A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
+    """
+    whole = _cut(tensors, config)
+    known = {}
+    for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
+        name = wanted.removeprefix(_OPTIONAL)
+        if name not in whole:
+            if name != wanted:
+                continue
+            raise FileError(
+                f"{path}: the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has.",
+                "do its sizes and the weights belong together?",
+            )
+        if whole[name].shape not in shapes:
+            raise FileError(
+                f"{path}: `{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
+                "do its sizes and the weights belong together?",
+            )
+        known[name] = whole[name]
+    surplus = sorted(whole.keys() - known.keys())
+    if surplus:
+        raise NotInNumPyError(
+            f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
+            "leaving it out would change the answers; Transformers may run it.",
+        )
+    _check_memory(path, known)
+    return known
+
+
+def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
+    d, queries, keys = config.d_model, config.heads * config.d_k, config.kv_heads * config.d_k
+    yield "token_embd.weight", ((config.vocabulary, d),)
+    if FAMILIES[config.family].learned is not None:
+        yield "position_embd.weight", ((config.positions, d),)
+    yield from _vector("output_norm", d)
+    if not config.tied:
+        yield "output.weight", ((config.vocabulary, d),)
+    yield "?output.bias", ((config.vocabulary,),)
+    for layer in range(config.layers):
+        name = f"blk.{layer}."
+        widths = {
+            "attn_q_norm": (config.d_k, queries),
+            "attn_k_norm": (config.d_k, keys),
+            "attn_sinks": (config.heads,),
+        }
+        for part in FAMILIES[config.family].vectors:
+            yield from _vector(name + part, *widths.get(part, (d,)))
+        matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
+        experts, inner = [""], config.d_mlp
+        if config.sparse[layer]:
+            experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
+            matrices["ffn_gate_inp"] = config.experts, d
+        for expert in experts:
+            matrices |= {f"ffn_up{expert}": (inner, d), f"ffn_down{expert}": (d, inner)}
+            if config.gated:
+                matrices[f"ffn_gate{expert}"] = inner, d
+        for part, shape in matrices.items():
+            yield f"{name}{part}.weight", (shape,)
+            yield f"?{name}{part}.bias", (shape[:1],)
+
+
+def _vector(name: str, *widths: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    shapes = tuple((width,) for width in widths)
+    yield f"{name}.weight", shapes
+    yield f"?{name.removeprefix(_OPTIONAL)}.bias", shapes
+
+
+def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
+    """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
+    keys = config.kv_heads * config.d_k
+    parts = {"attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys}}
+    if config.gated:
+        parts["ffn_up"] = {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp}
+    result: dict[str, Stored] = {}
+    for name, tensor in _of_experts(tensors).items():
+        layer, _, rest = name.removeprefix("blk.").partition(".")
+        part, _, kind = rest.rpartition(".")
+        sizes, start = parts.get(part, {}), 0
+        if tensor.shape[0] != sum(sizes.values()):
+            sizes, result[name] = {}, tensor
+        for each, size in sizes.items():
+            if f"blk.{layer}.{each}.{kind}" in tensors and each != part:
+                raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
+            result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
+            start += size
+    for name in list(result) if FAMILIES[config.family].parallel else ():  # the MLP may read through attention's norm
+        if ".attn_norm." in name:
+            result.setdefault(name.replace("attn_norm", "ffn_norm"), result[name])
+    return result
+
+
+def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """The tensors, those of all experts as one for each of them, with their gate apart from what it gates."""
+    result: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith("_exps") or kind == "scales":
+            result |= {} if kind == "scales" else {name: tensor}
+            continue
+        if kind == "blocks" and (scales := tensors.get(f"{stem}.scales")) and scales.shape == tensor.shape[:-1]:
+            tensor = replace(tensor, shape=(*tensor.shape[:2], 32 * tensor.shape[2]), scales=scales.data)
+            kind = "weight"
+        stem = stem.removesuffix("_exps")
+        for number in range(tensor.shape[0]):
+            one = tensor.expert(number)
+            if stem.endswith("_pairs"):
+                rows = np.arange(one.shape[0])
+                for part, first in (("gate", 0), ("up", 1)):
+                    half = replace(one, shape=(len(rows) // 2, *one.shape[1:]), order=rows[first::2])
+                    result[f"{stem.removesuffix('pairs')}{part}.{number}.{kind}"] = half
+            else:
+                result[f"{stem}.{number}.{kind}"] = one
+    return result
+
+
+def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
+    """Raise FileError where not even the largest layer fits into the free memory in float32."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        words = name.split(".")
+        layer = words[1] if name.startswith("blk.") and len(words) == 4 else name  # an expert counts alone
+        sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
+    check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")

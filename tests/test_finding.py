@@ -1,0 +1,200 @@
+"""Models where programs keep them: the list says what runs, and files that are no whole models have a sentence each."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+hf = pytest.importorskip("transformers")
+gguf = pytest.importorskip("gguf")
+
+import clearhead as ch  # noqa: E402
+from clearhead.errors import FileError  # noqa: E402
+from clearhead.models.finding import models_here  # noqa: E402
+from clearhead.models.model import load  # noqa: E402
+from dense_gpt2 import SHIPPED as FOLDER  # noqa: E402
+from gguf_files import write  # noqa: E402
+from test_models import SIZES, peer_of  # noqa: E402
+
+FILE = "application/vnd.ollama.image.model"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("file") / "model.gguf", peer_of("llama 3"))
+
+
+def studio(home, *names, of=None):
+    """A folder of LM Studio with files of these names."""
+    place = home / ".lmstudio" / "models" / "someone" / "tiny"
+    place.mkdir(parents=True)
+    for name in names:
+        shutil.copy(of, place / name)
+    return place
+
+
+def listed(name):
+    return {each["name"]: each for each in models_here()}[name]
+
+
+def test_a_split_model_is_one_and_its_missing_part_is_named(home):
+    peer, whole = peer_of("qwen3"), studio(home)
+    write(whole / "tiny.gguf", peer, split=13)
+    parts = sorted(whole.glob("*.gguf"))
+    assert len(parts) > 2
+    one = listed("lmstudio:someone/tiny")
+    assert (one["reason"], one["size"]) == ("", "0.3 MB")
+    ids = list(range(9))
+    first, other = (np.asarray(load(place).run(ids).logits) for place in (parts[0], parts[-1]))
+    np.testing.assert_array_equal(first, other)
+    np.testing.assert_array_equal(first, np.asarray(load(write(home / "one.gguf", peer)).run(ids).logits))
+    parts[1].unlink()
+    for place in (parts[0], parts[-1]):
+        with pytest.raises(FileError, match=rf"one of {len(parts)} parts, and {parts[1].name} is not beside it"):
+            load(place)
+    assert parts[1].name in listed("lmstudio:someone/tiny")["reason"]
+
+
+def test_a_projector_beside_a_model_does_not_hide_it(home, file):
+    place = studio(home, "model.gguf", of=file)
+    writer = gguf.GGUFWriter(place / "mmproj-model.gguf", "clip")
+    writer.add_tensor("v.patch", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert ch.load_model("lmstudio:tiny").config.layers == 3
+    assert not listed("lmstudio:someone/tiny")["reason"]
+    with pytest.raises(FileError, match="is a projector of pictures, which belongs to a model in another file"):
+        load(place / "mmproj-model.gguf")
+    shutil.copy(file, place / "other.gguf")
+    names = [each["name"] for each in models_here()[1:] if each["name"].startswith("lmstudio")]
+    assert names == ["lmstudio:someone/tiny/model", "lmstudio:someone/tiny/other"]
+    assert [ch.load_model(name).name for name in names] == names
+
+
+def test_ollamas_names_from_other_hosts_are_found(home, file):
+    models = home / ".ollama" / "models"
+    (models / "blobs").mkdir(parents=True)
+    shutil.copy(file, models / "blobs" / "sha256-abc")
+    for place, more in (("hf.co/Owner/Tiny-GGUF/Q4_K_M", []), ("registry.ollama.ai/library/tuned/latest", ["adapter"])):
+        layers = [FILE, *(FILE.replace("model", kind) for kind in more)]
+        path = models / "manifests" / place
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"layers": [{"mediaType": kind, "digest": "sha256:abc"} for kind in layers]}))
+    assert ch.load_model("ollama:hf.co/owner/tiny-gguf:Q4_K_M").config.layers == 3
+    assert not listed("ollama:hf.co/Owner/Tiny-GGUF:Q4_K_M")["reason"]
+    assert "adapter" in listed("ollama:tuned")["reason"]
+    with pytest.raises(FileError, match="it has an adapter, which is not computed here"):
+        ch.load_model("ollama:tuned")
+
+
+def test_the_branch_of_the_cache_counts_and_not_the_last_snapshot(home):
+    kept = home / "hub" / "models--owner--tiny"
+    for commit in ("0a", "ff"):
+        shutil.copytree(FOLDER, kept / "snapshots" / commit)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0a")
+    assert listed("owner/tiny")["place"].endswith("0a")
+    (kept / "refs" / "main").unlink()
+    assert listed("owner/tiny")["place"].endswith("ff")
+
+
+@pytest.mark.parametrize("what", ["tokenizer", "tensors", "keys", "no tokenizer"])
+def test_the_list_says_what_loading_would_say(home, what):
+    if what == "no tokenizer":
+        shutil.copytree(FOLDER, place := home / "hub" / "models--owner--tiny" / "snapshots" / "0a")
+        (place / "tokenizer.json").unlink()
+        name = "owner/tiny"
+    else:
+        name, place = "lmstudio:someone/tiny", studio(home)
+
+        def more(writer):
+            if what == "tensors":
+                writer.add_tensor("blk.0.attn_sinks", np.zeros(6, np.float32))
+            if what == "keys":
+                writer.add_float32("llama.of_tomorrow", 2.0)
+            if what == "tokenizer":
+                writer.kv_data[0].pop("tokenizer.ggml.pre")
+                writer.add_tokenizer_pre("unheard-of")
+
+        write(place / "tiny.gguf", peer_of("llama 3"), more=more)
+    reason = listed(name)["reason"]
+    with pytest.raises(FileError) as caught:
+        load(place if name == "owner/tiny" else place / "tiny.gguf")
+    assert reason == caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "is a pointer of Git LFS"),
+        (b"\n<!DOCTYPE html><html><title>model</title></html>", "is a web page and not the file"),
+        (None, "is not whole|not a whole"),
+    ],
+    ids=["pointer", "page", "truncated"],
+)
+def test_what_stands_in_a_files_place_is_named(tmp_path, file, data, words):
+    (tmp_path / "model.gguf").write_bytes(data or file.read_bytes()[:-64])
+    with pytest.raises(FileError, match=words):
+        load(tmp_path / "model.gguf")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        place = tmp_path / name.partition(".")[0]
+        shutil.copytree(FOLDER, place)
+        whole = (place / name).read_bytes()
+        (place / name).write_bytes(data or whole[:-64])
+        known = data and not (name == "tokenizer.json" and b"html" in data)
+        said = words if known else "cut off|not valid|cannot be read"
+        with pytest.raises(FileError, match=said):
+            load(place)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(24, "the type I8"), (9, "the type Q8_1"), (9999, "the type number 9999")])
+def test_a_type_that_is_not_unpacked_is_named(tmp_path, file, kind, words):
+    data, name = file.read_bytes(), b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 16  # behind the number of axes and both of them
+    (tmp_path / "model.gguf").write_bytes(data[:at] + kind.to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(FileError, match=rf"`blk\.0\.attn_q\.weight` is of {words}, which the package gguf does not"):
+        load(tmp_path / "model.gguf")
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path, file):
+    place = tmp_path / "model.gguf"
+    shutil.copy(file, place)
+    model = load(place)
+    model.run([1, 2])
+    os.truncate(place, 4096)
+    with pytest.raises(FileError, match="became shorter"):
+        model.run([1, 2])
+
+
+def test_what_numpy_refuses_runs_through_transformers(tmp_path):
+    sizes = {key: value for key, value in SIZES.items() if key != "eos_token_id"}
+    peer = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes))
+    peer.save_pretrained(tmp_path)
+    shutil.copy(FOLDER / "tokenizer.json", tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"rope_parameters": rope}))
+    with pytest.raises(FileError, match="its rotary positions cannot be read"):
+        load(tmp_path)
+    assert type(ch.load_model(tmp_path)).__name__ == "HubModel"
+
+
+def test_a_text_that_is_no_unicode_and_a_reply_too_long_are_refused():
+    model = load()
+    with pytest.raises(FileError, match="character 1 is a lone surrogate"):
+        model.tokenizer.tokens("a\ud800")
+    count = model.config.positions
+    with pytest.raises(ch.errors.ShapeError, match=rf"the text has 2 tokens, and {count} are asked for behind it"):
+        model.generate([1, 2], count)
