@@ -70,7 +70,8 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
 def _in_numpy(place: Path) -> bool:
     """Does a file or folder run in NumPy? One without config.json is read there too, which says that it is missing."""
     config = place / "config.json"
-    return not os.path.isfile(config) or folder.family_of(json_of(config)) is not None
+    stated = json_of(config) if os.path.isfile(config) else None
+    return stated is None or ("text_config" not in stated and folder.family_of(stated) is not None)
 
 
 def _place(name: str) -> Path | None:
