@@ -242,7 +242,7 @@ def integrated(one: Asked, most: int) -> Score:
     low, total = part_runs.begin(one.again, gated)
     passes, scores, points = 2 + part_runs.LOWS.index(low), [np.inf], 4
     while points <= most and abs(total - sum(scores)) > 0.05 * abs(total):
-        heads, _ = integral(one.model, one.again.based[0].target, gated, points, low, iter)
+        heads, *_ = integral(one.model, one.again.based[0].target, gated, points, low, iter)
         scores = [float(heads[..., part.tokens].sum()) for part in one.parts]
         passes, points = passes + 2 * points, 2 * points
     return Score(scores, passes)

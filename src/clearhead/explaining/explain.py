@@ -18,7 +18,7 @@ from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
 from clearhead.explaining.texts import parts_of_text, read, read_slices
 from clearhead.models.model import Model
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, choices, layer_numbers
 from clearhead.models.tokenizer import Reading
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def explain(
         raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
     neutral = loaded.tokenizer.text(loaded.tokenizer.neutral)
     parts_shown = [PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut]
-    found = Explanation(loaded, text, reading, parts=parts_shown, **_begun(loaded, reading, asked, run, each, listed))
+    begun = _begun(loaded, reading, asked, run, each, listed)
+    leak = part_runs.leak(begun["again"], [place for part in cut for place in part.tokens])
+    found = Explanation(loaded, text, reading, parts=parts_shown, leak=leak, **begun)
     return _explained(found, each, told or (lambda _: None))
 
 
@@ -130,8 +132,8 @@ def _explained(found: Explanation, each: Each, told: Callable[[Explanation], obj
     ran = part_runs.hidden(again, found.parts, found.reading.text)
     told(replace(found, parts=ran.parts, groups=ran.groups))
     tokens = [token for part in found.parts for token in part.tokens]
-    by_key, by_edge, total, points = part_runs.integrated(again, tokens, each)
-    by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1))
+    (by_key, by_edge, beside), total, points = part_runs.integrated(again, tokens, each)
+    by_head, of_token = by_key.sum(axis=2), by_key.sum(axis=(0, 1)) + beside
     effects = [part._replace(effect=float(of_token[list(part.tokens)].sum())) for part in ran.parts]
     parts, groups = part_runs.weighed(again, ran._replace(parts=effects), total, integrated=points > 0)
     by_token = np.zeros(len(found.reading.tokens))
@@ -139,6 +141,9 @@ def _explained(found: Explanation, each: Each, told: Callable[[Explanation], obj
         by_token[list(part.tokens)] = -(part.hidden or 0.0) / len(part.tokens)
     heads, heads_run, off = _heads(again, by_head)
     edges, without = _edges(again, [by_edge, part_runs.cuts(again)], off)
+    numbers = layer_numbers(again.model)
+    edges = [edge._replace(layer=numbers[edge.layer]) for edge in edges]
+    heads = [head._replace(layer=numbers[head.layer]) for head in heads]
     return replace(
         found,
         parts=parts,

@@ -23,6 +23,7 @@ from clearhead.explaining.why_words import (
     causes_table,
     conclusion,
     gap_of,
+    leaks,
     most_likely,
     parts_table,
     question,
@@ -119,6 +120,7 @@ class Explanation(Tabular, Framing):
     reruns: tuple[dict[Any, Rerun], ...] = field(repr=False)  # by heads off, parts hidden, edges
     estimate: Estimate
     sinks: int  # heads that give the first token over half of their weight in the row that answers
+    leak: tuple[float, float] | None  # where hiding does not hold: what hidden and seen tokens move the logits by
     again: Again = field(repr=False)  # what is run again, and what the results are compared with
 
     def __repr__(self) -> str:
@@ -131,7 +133,7 @@ class Explanation(Tabular, Framing):
     def _tables(self, language: Language) -> list[Table]:
         heads = self.heads[:_SHOWN]
         tables = parts_table(self, language, _SHOWN), causes_table(self, language, "carried", heads)
-        opening = Table(question(self, language), notes=[most_likely(self, language)])
+        opening = Table(question(self, language), notes=[*leaks(self, language), most_likely(self, language)])
         said, notes = conclusion(self, language), [gap_of(self, language)]
         return [opening, *tables, Table("", notes=[*said, *notes, say(language, "whole page")])]
 
@@ -292,6 +294,7 @@ class Explanation(Tabular, Framing):
             "conclusion": conclusion(self, "en"),
             **{name: getattr(told, name) for name in ("total", "gap", "points")},
             "sinks": self.sinks,
+            "leak": self.leak,
             "by_token": told.by_token.tolist(),
             "by_head": told.by_head.tolist(),
             "layers": told.by_head.sum(axis=1).tolist(),

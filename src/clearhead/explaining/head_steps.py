@@ -18,7 +18,7 @@ from clearhead.explaining.attribution import Way, for_page
 from clearhead.explaining.rerun import forward_pass
 from clearhead.explaining.texts import parts_of, token_name
 from clearhead.models.model import SHIPPED
-from clearhead.models.protocol import Choice, Each, LanguageModel, LayerRun, Token, next_tokens
+from clearhead.models.protocol import Choice, Each, LanguageModel, LayerRun, Token, layer_numbers, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.spelling import cut, spelled, visible
 from clearhead.tables import Table, Tabular
@@ -57,10 +57,10 @@ class CaptionedHead(NamedTuple):
         return {"layer": self.layer, "head": self.head, "statistics": known, "caption": caption}
 
 
-def captioned_heads(runs: Sequence[LayerRun]) -> list[CaptionedHead]:
+def captioned_heads(runs: Sequence[LayerRun], numbers: Sequence[int]) -> list[CaptionedHead]:
     """Every head of every layer. O(tokens²·d_k) time for each, O(tokens) memory."""
     made = []
-    for number, run in enumerate(runs):
+    for number, run in zip(numbers, runs, strict=True):
         matrix = AttentionMatrix(run.q, run.k, **run.rules).part(0)
         heads = summarise_heads(matrix, matrix.observe(logsumexp=True))
         for head, (caption, *means) in enumerate(
@@ -88,7 +88,7 @@ class HeadSteps(Tabular, Framing):
     tokens: list[Token]
     next: list[Choice]  # after the whole text
     after: list[Choice]  # after the chosen token
-    layer: int
+    layer: int  # its number in the model, where some layers may not attend
     head: int
     chosen: tuple[bool, bool]  # whether layer and head were chosen here
     token: int
@@ -152,7 +152,7 @@ class HeadSteps(Tabular, Framing):
 
     def heads(self) -> list[CaptionedHead]:
         """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
-        return captioned_heads(self.runs)
+        return captioned_heads(self.runs, layer_numbers(self.model))
 
 
 def attending(seen: Any, language: Language) -> str:
@@ -209,7 +209,7 @@ def document(
     g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v)
     named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
     """
-    config = seen.model.config
+    numbers = list(layer_numbers(seen.model))
     facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
     facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(seen)
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
@@ -217,10 +217,11 @@ def document(
     if sum(characters(x.size, x.itemsize)[0] for x in weights.values()) > ROOM / 2:
         weights = {}
     room = ROOM - sum(characters(x.size, x.itemsize)[0] for x in weights.values())
-    kept = _kept(seen.runs, [seen.layer, *named, *range(config.layers)], room)
+    some = _kept(seen.runs, [*map(numbers.index, (seen.layer, *named)), *range(len(numbers))], room)
+    kept = some and [numbers[place] for place in some]
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
-    layers = [_page_layer(seen, number, weights) for number in range(config.layers)]
+    layers = [_page_layer(seen, number, run, weights) for number, run in zip(numbers, seen.runs, strict=True)]
     if g is not None:
         layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
     return story(layers, seen.text, language, told, kept=kept)
@@ -258,8 +259,8 @@ def _kept(runs: Sequence[LayerRun], order: Iterable[int], room: float) -> list[i
     return chosen[: max(1, count)] if narrow else None
 
 
-def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> PageLayer:
-    run, chosen = seen.runs[number], number == seen.layer
+def _page_layer(seen: HeadSteps, number: int, run: LayerRun, weights: Mapping[str, Array]) -> PageLayer:
+    chosen = number == seen.layer
     described = describe(run.q, run.k, run.v, cast("Rules", run.rules))
     logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
     assert described.v is not None
@@ -268,10 +269,22 @@ def _page_layer(seen: HeadSteps, number: int, weights: Mapping[str, Array]) -> P
     return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number)
 
 
+def sizes_of(model: LanguageModel) -> tuple[str, dict[str, Any]]:
+    """The key of the sentence on a model's sizes, and these; of one that attends in some layers only, in which."""
+    sizes, numbers = (
+        {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")},
+        layer_numbers(model),
+    )
+    depth = getattr(model, "depth", len(numbers))
+    if len(numbers) >= depth:
+        return "model", sizes
+    return "model some", sizes | {"layers": depth, "count": len(numbers), "numbers": ", ".join(map(str, numbers))}
+
+
 def model_line(model: LanguageModel) -> Translations:
     """What a page says of the model."""
-    place, sizes = Path(model.name), {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
-    return both("model", name=place.resolve().name if place.is_dir() else model.name, **sizes)
+    place, (key, sizes) = Path(model.name), sizes_of(model)
+    return both(key, name=place.resolve().name if place.is_dir() else model.name, **sizes)
 
 
 def steps_of(run: LayerRun) -> Steps:
@@ -286,7 +299,7 @@ def shown_run(model: LanguageModel, text: str, each: Each = iter) -> ShownRun:
     """Run a text through a model and keep every layer's attention, for the long page. Raises as `explain`."""
     tokens = model.tokenizer.tokens(text)
     run, layers = forward_pass(model, tokens, each), []
-    for number, part in enumerate(run.layers):
+    for number, part in zip(layer_numbers(model), run.layers, strict=True):
         matrix = AttentionMatrix(part.q, part.k, **part.rules).part(0)
         layers.append(ShownLayer(str(number), range(len(part.q)), matrix, v=part.v[None]))
     following = [] if run.logits is None else next_tokens(model, run.logits[len(tokens) - 1], 5)

@@ -34,6 +34,7 @@ _PARTS = 48  # that are hidden one by one at most
 _GROUP, _REFINED = 24, 3  # parts of a sentence that is hidden as a whole; such sentences whose parts are hidden too
 _ROOM = 2**15  # tokens of all runs: where more sentences than parts may be hidden would take more, blocks come first
 _SHOWN = 5  # parts on the screen
+_LEAK = 1e-3  # of the range of the logits: a change by hidden tokens that is no rounding
 HALVES, HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
 
 
@@ -56,8 +57,11 @@ class Again(NamedTuple):
         return {"hidden": one.value - self.value, "share": share, "likeliest": likeliest}
 
 
-def integrated(again: Again, gated: list[int], each: Each) -> tuple[Array, Array, float, int]:
-    """φ by head and key of all targets together and by edge of the first, y(everything) − y(nothing), the points.
+Integral = tuple[Array, Array, Array]  # φ by head and key, by edge, and by key through what is no attention
+
+
+def integrated(again: Again, gated: list[int], each: Each) -> tuple[Integral, float, int]:
+    """φ of all targets together, by edge of the first; y(everything) − y(nothing); the points.
 
     The first token is not hidden, so that it has no φ; in y(nothing) it is replaced as in any run. Of a long text with
     a question there are no points, if the model runs the question's rows by themselves.
@@ -71,10 +75,27 @@ def integrated(again: Again, gated: list[int], each: Each) -> tuple[Array, Array
     if first:
         total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]])[0].value
     if not points:
-        return np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), total, 0
+        return (np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), np.zeros(last)), total, 0
     targets = [one.target for one in again.based]
     made = [integral(again.model, target, gated, points, low, each) for target in targets]
-    return np.sum([by_key[:, :, :last] for by_key, _ in made], axis=0), made[0][1], total, points
+    by_key, beside = (np.sum([one[place][..., :last] for one in made], axis=0) for place in (0, 2))
+    return (by_key, made[0][1], beside), total, points
+
+
+def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
+    """What other tokens in places that are hidden, and in the same places seen, change the next token's logits by.
+
+    None where hiding holds: where it is less than a thousandth of the range of the logits.
+    """
+    (target, run), places = again.based[0][:2], [token for token in gated if token]
+    if again.model.config.shares_runs or not places:  # in NumPy nothing but attention mixes tokens
+        return None
+    ids, row, gates = target.ids, target.rows.start, np.zeros(len(target.ids))
+    gates[places], others = -np.inf, {place: ids[(place + 1) % len(ids)] for place in places}
+    variants = [Variant(gates), Variant(gates, ids=others), Variant(ids=others)]
+    hidden, changed, seen = again.model.again(run, variants, range(row, row + 1))
+    moved = float(np.abs(changed - hidden).max()), float(np.abs(seen - run.logits[row]).max())
+    return moved if moved[0] > _LEAK * np.ptp(run.logits[row]) else None
 
 
 def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
@@ -241,19 +262,20 @@ def integral(
     points: int,
     low: float,
     each: Each,
-) -> tuple[Array, Array]:
+) -> Integral:
     """φ from α = `low` to 1 at so many points, each a forward and a backward pass; O(tokens) memory.
 
-    Returns φ by head and key, of all queries, (layers, heads, tokens), 0 for a key that has no gate, and of the edges
-    from the rows that say the answer, (layers, heads, rows, tokens). Raises FileError where derivatives are
-    NaN or infinite.
+    Returns φ by head and key, of all queries, (layers, heads, tokens), 0 for a key that has no gate; of the edges
+    from the rows that say the answer, (layers, heads, rows, tokens); and by key through what mixes tokens beside
+    attention, (tokens,). Raises FileError where derivatives are NaN or infinite.
     """
     nodes, weights = np.polynomial.legendre.leggauss(points)
     logs, widths = np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2
     tokens, sizes = len(target.ids), (model.config.layers, model.config.heads)
     inside = np.zeros(tokens)
     inside[list(gated)] = 1
-    by_key, by_edge = np.zeros((*sizes, tokens)), np.zeros((*sizes, len(target.rows), tokens))
+    shapes = (*sizes, tokens), (*sizes, len(target.rows), tokens), (tokens,)
+    by_key, by_edge, beside = map(np.zeros, shapes)
     step = max(1, _TOGETHER // tokens)
     for start in each(range(0, points, step)):
         variants = [Variant(inside * log) for log in logs[start : start + step]]
@@ -262,9 +284,11 @@ def integral(
             width = widths[start + place]
             by_key[layer] += width * part.by_gates * inside
             by_edge[layer] += width * edges(part, target.rows) * inside
+            if part.beside.size:
+                beside += width * part.beside * inside
     if not np.isfinite(by_key).all():
         raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
-    return by_key, by_edge
+    return by_key, by_edge, beside
 
 
 def cuts(again: Again) -> Array:

@@ -1,7 +1,7 @@
 """`ch.explain`: a text is run through a model, and one token's attention in one head is shown step by step."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from clearhead.explaining.head_steps import HeadSteps, steps_of
 from clearhead.explaining.rerun import forward_pass, resting, without_heads
 from clearhead.explaining.texts import continued, find_token, read
 from clearhead.models.model import Model
-from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, next_tokens
+from clearhead.models.protocol import ForwardPass, LanguageModel, LayerRun, layer_numbers, next_tokens
 from clearhead.models.tokenizer import Reading
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
@@ -67,13 +67,11 @@ def steps_of_text(
     said = loaded.generate([token.id for token in reading.tokens], more) if more else []
     reading = continued(loaded, Reading(reading.text, reading.tokens, []), said)
     place = find_token(reading.tokens, reading.text, token)
-    for name, size, value in (("layer", loaded.config.layers, layer), ("head", loaded.config.heads, head)):
-        if value is not None and (not is_whole(value) or not 0 <= value < size):
-            where = f"{name} {shown(value)} is outside 0..{size - 1}"
-            raise SelectionError(f"{where}: the model has {size} {name}s.")
+    numbers = layer_numbers(loaded)
+    asked = _place_of("layer", layer, numbers), _place_of("head", head, range(loaded.config.heads))
     run = forward_pass(loaded, reading.tokens, each)
     entropy = entropy_of(run, place)
-    number, head_of_it, change = _chosen(loaded, run, place, entropy, (layer, head))
+    number, head_of_it, change = _chosen(loaded, run, place, entropy, asked)
     chosen = run.layers[number]
     traced = trace_of_head(chosen, head_of_it)
     choices = [] if run.logits is None else [next_tokens(loaded, row, max(1, count)) for row in run.logits]
@@ -84,7 +82,7 @@ def steps_of_text(
         tokens=reading.tokens,
         next=choices[-1][:count] if choices else [],
         after=after[:count],
-        layer=number,
+        layer=numbers[number],
         head=head_of_it,
         chosen=(layer is None, head is None),
         token=place,
@@ -101,6 +99,15 @@ def steps_of_text(
         logits=None if run.logits is None else run.logits[-1],
         ways=ways(loaded, run, place, after) if isinstance(loaded, Model) else [],  # whose parts add up
     )
+
+
+def _place_of(name: str, value: int | None, known: Sequence[int]) -> int | None:
+    """The place of a layer or head among those that attend. Raises SelectionError."""
+    if value is None or (is_whole(value) and value in known):
+        return None if value is None else known.index(value)
+    if is_whole(value) and 0 <= value < known[-1]:
+        raise SelectionError(f"layer {value} has no attention: layers {', '.join(map(str, known))} have.")
+    raise SelectionError(f"{name} {shown(value)} is outside 0..{known[-1]}: the model has {len(known)} {name}s.")
 
 
 def _chosen(
@@ -132,6 +139,7 @@ def trace_of_head(layer: LayerRun, head: int) -> Trace:
     shared = head // group_size(len(layer.q), len(layer.k))
     plain = {name: x for name, x in layer.rules.items() if name != "spans"}
     arrays = {name: np.asarray(x) for name, x in plain.items() if np.ndim(x) and FIELDS[name]}
+    arrays = {name: x[(None,) * (len(FIELDS[name]) - x.ndim)] for name, x in arrays.items()}
     one = take(arrays, {"batch": [0], "heads": [head]})
     lead = {name: sum(axis in ("batch", "heads") for axis in FIELDS[name]) for name in one}
     plain |= {name: x.reshape(x.shape[lead[name] :]) for name, x in one.items()}

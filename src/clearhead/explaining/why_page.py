@@ -14,9 +14,9 @@ from clearhead.explaining.head_steps import document as explained
 from clearhead.explaining.rerun import EdgeEffect, Rerun, likely, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
-from clearhead.explaining.why_words import conclusion, gap_of, inside, of_answer, shared_by
+from clearhead.explaining.why_words import conclusion, gap_of, inside, leaks, of_answer, shared_by
 from clearhead.models.model import Model
-from clearhead.models.protocol import Choice, Variant, choices
+from clearhead.models.protocol import Choice, Variant, choices, layer_numbers
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.watching.pieces import words as words_of
@@ -111,13 +111,13 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
     for places, now in hidden.items():
         if len(places) == 1:  # sentences are not told apart here
             by_part[:, places[0]] = said(now) - base
-    edges: list[list[EdgeEffect]] = [[] for _ in asked]
+    edges, numbers = [list[EdgeEffect]() for _ in asked], layer_numbers(again.model)
     for edge, now in without.items():
         layer, head, query, key = edge
         for listed, rows, change in zip(edges, spans if several else spans * len(asked), said(now) - base, strict=True):
             if query - target.rows.start in rows:
                 weight, share = based.weights(layer, query)[head, key], np.exp(log_p(now, rows))
-                listed.append(EdgeEffect(layer, head, query, key, float(weight), float(change), float(share)))
+                listed.append(EdgeEffect(numbers[layer], head, query, key, float(weight), float(change), float(share)))
     pairs = [choices(again.model, logits[row], (answer[row], other)) for row, other in asked]
     ones, others = map(list, zip(*pairs, strict=True))
     for place, rows in enumerate(spans if several else ()):
@@ -133,7 +133,8 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
     edges = [edge._asdict() for edge in number.edges]
     by_place = {(edge["layer"], edge["head"]): edge for edge in reversed(edges)}  # the strongest of each head
     order = np.argsort(-np.abs(number.by_head), axis=None, kind="stable")[: len(seen.heads)]
-    places = [divmod(place, number.by_head.shape[1]) for place in order.tolist()]
+    places, numbers = [divmod(place, number.by_head.shape[1]) for place in order.tolist()], layer_numbers(seen.model)
+    named = [((numbers[layer], head), float(number.by_head[layer, head])) for layer, head in places]
     parts = [
         {**seen.parts[place]._asdict(), "effect": None, "hidden": float(number.by_part[place]), "share": None}
         for place in np.argsort(-np.abs(number.by_part), kind="stable").tolist()  # NaN last
@@ -156,8 +157,8 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
         ],
         "parts": parts,
         "heads": [
-            {"layer": place[0], "head": place[1], "truth": float(number.by_head[place]), "edge": by_place.get(place)}
-            for place in places
+            {"layer": place[0], "head": place[1], "truth": change, "edge": by_place.get(place)}
+            for place, change in named
         ],
         "edges": edges[: len(seen.edges)],
         "grid": rounded(-number.by_head, 4),
@@ -205,7 +206,7 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.estimate.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
         "gap": gap_of(seen, language),
-        "so": " ".join(conclusion(seen, language)),
+        "so": " ".join([*leaks(seen, language), *conclusion(seen, language)]),
         "exact": " ".join(say(language, f"why {key}") for key in notes),
     }
     if _several(seen):

@@ -40,6 +40,12 @@ def ratio(value: float) -> str:
     return fixed(float(np.exp(min(value, 700.0))), 2, 9)
 
 
+def leaks(seen: Any, language: Language) -> list[str]:
+    """A sentence where hiding does not hold, since tokens mix where no gate is: by how much."""
+    shown = seen.leak and dict(zip(("hidden", "seen"), (fixed(each, 2, 9) for each in seen.leak), strict=True))
+    return [say(language, "why leak", **shown)] if shown else []
+
+
 def most_likely(seen: Any, language: Language) -> str:
     """What the model says next."""
     shares = (f"{spelled(each.text)} {percent(each.probability)}" for each in seen.next[:_NEXT])

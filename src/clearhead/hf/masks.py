@@ -136,9 +136,10 @@ class RuledMask(torch.Tensor):
                 return args[0]
             if func in _METADATA:
                 return func(*args, **(kwargs or {}))
-            merged = _merged(*args, **(kwargs or {})) if func in _CATS else None
-            if merged is not None:
-                return merged
+            read = _merged if func in _CATS else _rows if func is Tensor.__getitem__ else None
+            made = None if read is None else read(*args, **(kwargs or {}))
+            if made is not None:
+                return made
             return func(*_additive(args), **_additive(kwargs or {}))
 
     def meaning(self) -> MaskPattern:
@@ -163,6 +164,19 @@ _METADATA = frozenset((  # the functions that read a tensor's metadata, not its 
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride,
     Tensor.storage_offset,
 ))  # fmt: skip
+
+
+def _rows(mask: Any, place: Any) -> RuledMask | None:
+    """The mask of some of its queries, mask[:, :, start:stop, :]; None for another part, or a mask that is stored."""
+    every, known = slice(None), isinstance(mask, RuledMask) and isinstance(place, tuple) and len(place) == 4
+    if not known or not isinstance(place[2], slice) or place[2].step or (*place[:2], place[3]) != (every,) * 3:
+        return None
+    pattern, queries = mask.pattern, range(mask.sizes[2])[place[2]]
+    if not mask.untouched or not queries or (pattern.dense, pattern.bias) != (None, None):
+        return None
+    make = pattern.make and (lambda whole=pattern.make: whole()[:, :, place[2]])
+    looks = mask.as_subclass(Tensor)[place]
+    return _ruled(looks, replace(pattern, make=make), (mask.start[0] + queries.start, mask.start[1]))
 
 
 def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any) -> RuledMask | None:

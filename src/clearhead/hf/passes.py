@@ -18,11 +18,12 @@ from clearhead.watching.naming import LayerCall, LayerNames, ModulePath
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 
-_NAMES = re.compile(r"(Attention|Attn|Mixer|DeltaNet|Retention|RecurrentBlock|ShortConv)(V?\d+D?)?$")
+_NAMES = re.compile(r"(Attention|Attn|Mixer|DeltaNet|Retention|RecurrentBlock|ShortConv|MambaLayer)(V?\d+D?)?$")
 _QUERIES = ("q", "query", "q_proj", "q_lin", "to_q", "wq", "query_proj", "q_a_proj")
 _KEYS = ("k", "key", "k_proj", "k_lin", "to_k", "wk", "key_proj")
 _VALUES = ("v", "value", "v_proj", "v_lin", "to_v", "wv", "value_proj")
 _FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_proj_qkvz", "Wqkv", "key_value", "kv")
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
 
 
 def check_model(model: Any) -> None:
@@ -80,6 +81,14 @@ def mixes_tokens(module: nn.Module) -> bool:
     called_so = _NAMES.search(type(module).__name__) is not None
     result = called_so or sides > 1 or not children.isdisjoint(_FUSED)
     return result and next(module.parameters(), None) is not None
+
+
+def output_module(paths: Mapping[str, Any], path: str) -> Any:
+    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
+    children = dict(paths[path].named_children())
+    inside = next((children[name] for name in _OUTPUTS if name in children), None)
+    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
+    return inside if inside is not None else beside if beside is not None else paths[path]
 
 
 def models(model: nn.Module) -> list[PreTrainedModel]:

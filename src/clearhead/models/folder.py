@@ -28,6 +28,7 @@ from clearhead.models.weights import Stored
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
 _BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
+_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
 
 
 class _Reader:
@@ -374,3 +375,15 @@ def ids_in(*values: Any) -> frozenset[int]:
     """The ids among these values, each of which may be one id, a list of them or nothing."""
     flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
     return frozenset(one for one in flat if is_whole(one) and one >= 0)
+
+
+def downloaded(name: str) -> Path:
+    """The folder of a model's files from the Hugging Face hub, which has two seconds to answer."""
+    from huggingface_hub import constants, snapshot_download
+
+    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of"
+    hint = "give --model the directory of a model, or owner/name as on huggingface.co."
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=2.0))
+    except (OSError, ValueError) as error:  # no such model, or no network; no such name can be
+        raise FileError(f"{tried} it, and it cannot be downloaded: {one_line(error)}", hint) from None

@@ -6,10 +6,10 @@ building stops at more parameters than the files can have, and missing weights a
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +23,15 @@ from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models.families import Config
-from clearhead.models.folder import check_layers, ids_in, one_line, weight_files
+from clearhead.models.folder import check_layers, downloaded, ids_in, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import attended, through_attention
+from clearhead.watching.naming import ModulePath
+from clearhead.watching.seen import Seen
 from clearhead.watching.watch import watch
 
-_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
-_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
-_SECONDS = 2.0  # in which the hub has to answer
+_BATCHED = "query_segments", "kv_segments", "mask", "bias"  # rules with an axis for the batch
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -42,8 +42,17 @@ class HubModel:
     config: Config
     inner: Any
     tokenizer: Tokenizer
+    attending: tuple[str, ...] = ()  # paths of the modules that attend, in the order of a run
+    mixers: tuple[str, ...] = ()  # and of what mixes tokens beside them, such as a recurrent layer
+    depth: int = 0  # layers, whether they attend or not
 
     __repr__ = in_short
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The number of each layer that attends among all layers, as `ch.watch` names it."""
+        made = [int(next(iter(ModulePath.of(path).numbers), 0)) for path in self.attending]
+        return made if len(set(made)) == len(made) else range(len(made))  # one module may attend several times
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
@@ -98,22 +107,26 @@ class HubModel:
 
         for place, variant in enumerate(variants):
             kept: list[tuple[Any, Any]] = []
-            with torch.enable_grad(), _varied(self.inner, variant, kept):
+            beside = bool(self.mixers) and variant.gates is not None
+            logs = None if variant.gates is None else torch.tensor(variant.gates, requires_grad=True)
+            with torch.enable_grad(), _varied(self, variant, kept, logs):
                 logits = self.inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop]
             by = torch.as_tensor(slope(logits.detach().float().numpy()), dtype=logits.dtype)
-            grads = torch.autograd.grad(logits, [output for _, output in kept], by)
+            asked = [*(output for _, output in kept), *([logs] if beside else ())]
+            grads = torch.autograd.grad(logits, asked, by)
             for number in reversed(range(len(kept))):
                 call, g = kept[number][0], grads[number][0].numpy()
                 q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
                 part = attended(q, k, v, _plain(call.whole_rules()), variant.gates)
-                yield number, place, part._replace(g=g, by_gates=through_attention(part, g)[1])
+                part = part._replace(g=g, by_gates=through_attention(part, g)[1])
+                yield number, place, part if number or not beside else part._replace(beside=grads[-1].numpy())
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""
         import torch
 
         for variant in (variants[place] for place in each(range(len(variants)))):
-            with torch.inference_mode(), _varied(self.inner, variant, None):
+            with torch.inference_mode(), _varied(self, variant):
                 read = [variant.ids.get(position, token) for position, token in enumerate(run.ids)]
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
@@ -123,11 +136,10 @@ class HubModel:
         import torch
 
         ids = ids_of(self, ids)
-        paths = dict(self.inner.named_modules())
         caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
-        catching = _attention_caught(paths, caught, iter(each(range(self.config.layers))))
-        with torch.inference_mode(), catching, watch(self.inner) as seen:
+        catching = _attention_caught(self, caught, iter(each(range(self.config.layers))))
+        with torch.inference_mode(), catching, _watched(self.inner) as seen:
             out = self.inner(torch.tensor([ids]), **options)
         layers: list[LayerRun] = []
         for name in seen.layers:
@@ -149,7 +161,6 @@ class HubModel:
 
 def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
     """A Transformers model that is loaded already, with its tokenizer. Raises FileError for a slow tokenizer."""
-    config = inner.config.get_text_config()
     name = name or getattr(inner, "name_or_path", "") or type(inner).__name__
     if tokenizer is None:
         from transformers import AutoTokenizer
@@ -161,10 +172,7 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
             raise FileError(f"{name}: its tokenizer is not here: {one_line(error)}", hint) from error
     if not getattr(tokenizer, "is_fast", False):
         raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    sizes = Config(config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size)
-    sizes = sizes._replace(shares_runs=False)  # each variant is a run of its own
+    sizes, attending, mixers = _looked_at(inner, name)
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
     ends = [tokenizer.eos_token_id, getattr(getattr(inner, "generation_config", None), "eos_token_id", None)]
@@ -173,7 +181,28 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
     encoder.no_truncation()
     words = {key: str(word) for key, word in tokenizer.special_tokens_map.items()}
     texts = Tokenizer(name, encoder, _positions(inner), sizes.vocabulary, template, words, ids_in(*ends))
-    return HubModel(name, sizes, inner, texts)
+    depth = getattr(inner.config.get_text_config(), "num_hidden_layers", sizes.layers)
+    return HubModel(name, sizes, inner, texts, attending, mixers, depth)
+
+
+def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
+    """What a run of one token shows: sizes, and a HubModel's `attending` and `mixers`."""
+    import torch
+
+    config = inner.config.get_text_config()
+    if config.is_encoder_decoder:
+        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+    with torch.inference_mode(), _watched(inner) as seen:
+        inner(torch.tensor([[0]]))
+    layers = [seen.layer(one) for one in seen.layers]
+    shapes = {layer.q.shape[1] for layer in layers}
+    if len(shapes) > 1:
+        what = f"{name}: its layers have {sorted(shapes)} heads, and explain shows models with as many in each."
+        raise RuleError(what, "ch.watch shows each of them.")
+    heads, kv_heads = shapes.pop(), layers[0].k.shape[1]
+    sizes = Config(config.model_type, len(layers), heads, kv_heads, config.hidden_size, config.vocab_size)
+    paths = tuple(layer.path for layer in layers), tuple(path for path, _ in seen.unseen)
+    return sizes._replace(shares_runs=False), *paths  # each variant is a run of its own
 
 
 def _positions(inner: Any) -> int | None:
@@ -194,7 +223,7 @@ def load(name: str, place: Path | None = None) -> HubModel:
     if missing:
         what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
-    place = place or (Path(name) if os.path.isdir(name) else _downloaded(name))
+    place = place or (Path(name) if os.path.isdir(name) else downloaded(name))
     weight_files(place)  # before anything is built
     try:
         inner, tokenizer = _loaded(name, place)
@@ -212,19 +241,18 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     stated = json_of(place / "config.json")
-    for each in (stated, stated.get("text_config")):
-        check_layers(place / "config.json", each.get("num_hidden_layers") if isinstance(each, dict) else None)
+    for part in (stated, stated.get("text_config")):
+        check_layers(place / "config.json", part.get("num_hidden_layers") if isinstance(part, dict) else None)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
-    sized, kind = config, transformers.AutoModel
-    if any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ()):
-        kind = transformers.AutoModelForCausalLM
-    elif any(word.endswith("ForConditionalGeneration") for word in config.architectures or ()):  # of pictures as well
-        sized, kind = config.get_text_config(), transformers.AutoModelForImageTextToText
-    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if getattr(sized, size, None) is None:
+    decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
+    wraps = any(word.endswith("ForConditionalGeneration") for word in config.architectures or ())
+    for size in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        if getattr(config.get_text_config() if wraps else config, size, None) is None:
             raise FileError(f"{name}: its config has no {size}: expected a model of text.")
+    kind: Any = transformers.AutoModelForMultimodalLM if wraps else transformers.AutoModel
+    kind = transformers.AutoModelForCausalLM if decodes else kind
     _check_sizes(place, lambda: kind.from_config(config))
     inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
@@ -235,17 +263,6 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
         hint = "do config.json and the weights belong together?"
         raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
-
-
-def _downloaded(name: str) -> Path:
-    from huggingface_hub import constants, snapshot_download
-
-    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of"
-    hint = "give --model the directory of a model, or owner/name as on huggingface.co."
-    try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=_SECONDS))
-    except (OSError, ValueError) as error:  # no such model, or no network; no such name can be
-        raise FileError(f"{tried} it, and it cannot be downloaded: {one_line(error)}", hint) from None
 
 
 def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
@@ -280,46 +297,56 @@ def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
 
 @contextmanager
 def _attention_caught(
-    paths: dict[str, Any], caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
+    model: HubModel, caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
 ) -> Iterator[None]:
     """Inside, the input of each attention module and its output after W^O are added to `caught`, by its path."""
-    hooks = []
-    inputs: dict[str, Array] = {}
-    for path in attention_modules(paths):
+    from clearhead.hf.passes import output_module
 
-        def before(_: Any, args: Any, named: Any, path: str = path) -> None:
-            inputs[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
-            next(progress, None)
+    paths, inputs = dict(model.inner.named_modules()), dict[str, Array]()
+    with ExitStack() as after:
+        for path in dict.fromkeys(model.attending):
 
-        def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
-            output = out[0] if isinstance(out, tuple) else out
-            caught.setdefault(path, []).append((inputs[path], output.reshape(-1, output.shape[-1]).float().numpy()))
+            def before(_: Any, args: Any, named: Any, path: str = path) -> None:
+                inputs[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
+                next(progress, None)
 
-        hooks.append(paths[path].register_forward_pre_hook(before, with_kwargs=True))
-        hooks.append(output_module(paths, path).register_forward_hook(behind))
-    try:
+            def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
+                output = out[0] if isinstance(out, tuple) else out
+                caught.setdefault(path, []).append((inputs[path], output.reshape(-1, output.shape[-1]).float().numpy()))
+
+            after.callback(paths[path].register_forward_pre_hook(before, with_kwargs=True).remove)
+            after.callback(output_module(paths, path).register_forward_hook(behind).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
-def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) -> Iterator[None]:
+def _watched(inner: Any) -> Iterator[Seen]:
+    """Inside, the model is watched; a warning of what is no attention would be given for each run."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*was not seen", UserWarning)
+        with watch(inner) as seen:
+            yield seen
+
+
+@contextmanager
+def _varied(
+    model: HubModel, variant: Variant, kept: list[tuple[Any, Any]] | None = None, logs: Any = None
+) -> Iterator[None]:
     """Inside, the model runs as the variant says; calls and what their heads give are added to `kept`, by layer.
 
-    Its attention is ours: a block of `ch.change` without edits reads each call, and what it gives is replaced.
+    Its attention is ours, as in `ch.change`: each call is read, and what it gives is replaced. What mixes tokens beside
+    attention reads α times what it would read of a gated token: nothing, of a hidden one.
+
+    logs   (tokens,) the gates as a tensor, to be differentiated; None: those of the variant
     """
     import torch
 
-    from clearhead.hf import attending
-    from clearhead.hf.changing import changed
+    from clearhead.hf import attending, passes
 
     count = 0
 
-    def varied(edit: Any, layer: Any, call: Any) -> Any:
+    def varied(_: Any, call: Any) -> Any:
         nonlocal count
-        call = edit(layer, call)
         number, count = count, count + 1
 
         def finished(output: Any) -> Any:
@@ -337,14 +364,28 @@ def _varied(inner: Any, variant: Variant, kept: list[tuple[Any, Any]] | None) ->
 
         return replace(call, afterwards=(finished,))
 
-    with changed(inner, (), None):
-        block = attending.changers[inner]
-        block.edited = partial(varied, block.edited)
+    def read(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        x = named["hidden_states"] if "hidden_states" in named else args[0]
+        x = x * shares.to(x.dtype)
+        return (args, named | {"hidden_states": x}) if "hidden_states" in named else ((x, *args[1:]), named)
+
+    class Varied(passes.Passes):
+        registry = attending.changers
+        already = "the model is inside ch.change.", "explain it outside."
+        edited = staticmethod(varied)
+
+    with ExitStack() as after:
+        if variant.gates is not None:
+            shares = torch.exp(torch.as_tensor(variant.gates) if logs is None else logs)[:, None]
+            for path in model.mixers:
+                module = model.inner.get_submodule(path)
+                after.callback(module.register_forward_pre_hook(read, with_kwargs=True).remove)
+        after.enter_context(Varied(model.inner).followed())
         yield
 
 
 def _plain(rules: dict[str, Any]) -> dict[str, Any]:
-    """Rules with arrays in place of tensors."""
+    """The rules of one text, with arrays in place of tensors."""
 
     def plain(value: Any) -> Any:
         return value.detach().numpy() if hasattr(value, "detach") else value
@@ -352,21 +393,4 @@ def _plain(rules: dict[str, Any]) -> dict[str, Any]:
     made = {name: plain(value) for name, value in rules.items() if value is not None}
     if "spans" in made:
         made["spans"] = tuple(map(plain, made["spans"]))
-    return made
-
-
-def attention_modules(paths: Mapping[str, Any]) -> list[str]:
-    """The paths of the innermost attention modules; Transformers' classes say in their names that they attend."""
-
-    def attends(module: Any) -> bool:
-        return "Attention" in type(module).__name__
-
-    return [path for path, module in paths.items() if attends(module) and not any(map(attends, module.children()))]
-
-
-def output_module(paths: Mapping[str, Any], path: str) -> Any:
-    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
-    children = dict(paths[path].named_children())
-    inside = next((children[name] for name in _OUTPUTS if name in children), None)
-    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
-    return inside if inside is not None else beside if beside is not None else paths[path]
+    return made | {name: x[0] for name, x in made.items() if name in _BATCHED}

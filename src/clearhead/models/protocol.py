@@ -103,6 +103,7 @@ class Attended(NamedTuple):
     g          (heads, rows, d_v): by `output`, before W^O
     by_gates   (heads, tokens): by the gates' ln α; zeros without gates
     residual   (rows, d_model): by the residual stream before the layer; of layer 0 it is by the embeddings
+    beside     (tokens,): of layer 0, by the gates' ln α through what mixes tokens beside attention in any layer
     """
 
     q: Array
@@ -115,6 +116,7 @@ class Attended(NamedTuple):
     g: Array = _NONE
     by_gates: Array = _NONE
     residual: Array = _NONE
+    beside: Array = _NONE
 
 
 class LanguageModel(Protocol):
@@ -155,6 +157,11 @@ def ids_of(model: LanguageModel, given: Sequence[int] | str) -> list[int]:
         what = expected("ids", given, f"a text, or whole numbers from 0 to {most - 1}")
         raise RuleError(what, 'model.run("humpty dumpty sat on")')
     return [int(one) for one in given]
+
+
+def layer_numbers(model: LanguageModel) -> Sequence[int]:
+    """The number that each of the layers that attend has among all of the model's layers."""
+    return getattr(model, "numbers", None) or range(model.config.layers)
 
 
 def in_short(model: LanguageModel) -> str:

@@ -6,12 +6,10 @@ and surplus tensors are refused.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.core.room import check_room_for_file
 from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, Config, NotInNumPyError
 from clearhead.models.weights import Stored
@@ -88,7 +86,6 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
-    _check_memory(path, known)
     return known
 
 
@@ -177,13 +174,3 @@ def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
             else:
                 result[f"{stem}.{number}.{kind}"] = one
     return result
-
-
-def _check_memory(path: object, tensors: dict[str, Stored]) -> None:
-    """Raise FileError where not even the largest layer fits into the free memory in float32."""
-    sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        words = name.split(".")
-        layer = words[1] if name.startswith("blk.") and len(words) == 4 else name  # an expert counts alone
-        sizes[layer] = sizes.get(layer, 0) + 4 * prod(tensor.shape) * name.startswith("blk.")
-    check_room_for_file(path, max(sizes.values(), default=0), "one of its layers in float32")

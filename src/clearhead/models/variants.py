@@ -32,7 +32,7 @@ from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
 Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
-_KNOWN = frozenset(("causal", "query_offset", "scale", "sinks", "softcap", "window"))
+_KNOWN = {"causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window"}
 _ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
 
 
@@ -268,6 +268,8 @@ def edges(part: Attended, rows: range) -> Array:
     """
     some = slice(rows.start, rows.stop)
     rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
+    if "query_segments" in rules:
+        rules["query_segments"] = rules["query_segments"][some]
     matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
     before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
     left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included

@@ -91,7 +91,7 @@ def _height(console: Console, *parts: list[Text]) -> int:
 def _opening(console: Console, seen: Explanation, language: Language, *, whole: bool) -> list[Text]:
     """The text and its answer, or with `whole` the question; what else is likely, the model."""
     opening = why_words.question(seen, language) if whole else why_words.answer_line(seen, language, console.width)
-    made = [title(shown(opening))]
+    made = [*map(title, why_words.leaks(seen, language)), title(shown(opening))]
     if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
         made += [Text(f"  {shown(line)}") for line in seen.answer.strip().splitlines()]
     made += [Text(shown(why_words.most_likely(seen, language))), *about(seen.model, language, why_words.strange(seen))]

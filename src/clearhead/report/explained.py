@@ -11,11 +11,11 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent, signed
-from clearhead.explaining.head_steps import HeadSteps, attending, following, kinds_of
+from clearhead.explaining.head_steps import HeadSteps, attending, following, kinds_of, sizes_of
 from clearhead.explaining.rerun import HeadEffect
 from clearhead.explaining.texts import Split, parts_of, token_name
 from clearhead.models.model import SHIPPED
-from clearhead.models.protocol import LanguageModel
+from clearhead.models.protocol import LanguageModel, layer_numbers
 from clearhead.models.tokenizer import Reading
 from clearhead.report.cells import columns, figure, label, listed, note, title, wrapped
 from clearhead.report.console import sections
@@ -78,8 +78,8 @@ def _heads(seen: HeadSteps, language: Language) -> Iterator[Text]:
 
 def about(model: LanguageModel, language: Language, strange: bool = False) -> Iterator[Text]:  # noqa: FBT001
     """The model's name and sizes, and of the shipped one what it is for; `strange`: its text is no rhyme."""
-    sizes = {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")}
-    yield title(say(language, "model", name=model.name, **sizes))
+    key, sizes = sizes_of(model)
+    yield title(say(language, key, name=model.name, **sizes))
     if model.name == SHIPPED:
         yield note(say(language, "why no rhyme" if strange else "illustration"))
 
@@ -123,7 +123,7 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
     shape = named(seen.trace.weights.shape, ("queries", "keys"))
     yield title(f"{say(language, 'head', head=seen.head, layer=seen.layer)}  {shape}")
     visible = int((~np.isneginf(seen.row.masked)).sum())
-    entropy = float(seen.entropy[seen.layer, seen.head])
+    entropy = float(seen.entropy[layer_numbers(seen.model).index(seen.layer), seen.head])
     facts = {"token": seen.token, "entropy": entropy, "most": float(np.log(max(1, visible)))}
     yield note(say(language, "sharpest" if seen.chosen[1] and seen.change is None else "entropy", **facts))
     if seen.change is not None:
