@@ -1,6 +1,6 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
-Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it. Those
+Each picture is of a page that a command writes: clearhead explain …, trace … or learn …, as `SHOTS` has it. Those
 of the lessons are in both languages.
 """
 
