@@ -1,6 +1,6 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
-Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it. Those
+Each picture is of a page that a command writes: clearhead explain …, trace … or learn …, as `SHOTS` has it. Those
 of the lessons are in both languages.
 """
 
@@ -77,10 +77,10 @@ LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a c
     "learn": (["learn"], "", 800, slid(20)),
     "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=0.cuts", 800, cuts),
 }
-HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=150.140&show=0.weights"
+HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=93.39&show=0.weights"
 SHOTS = {
     "answer.png": Shot(["explain", LAMB]),
-    "long.png": Shot(["explain", "--file"], AT_LONG, (1240, 900), act=drawn, part="all"),
+    "long.png": Shot(["explain", "--layer", "1", "--head", "3", "--file"], AT_LONG, (1240, 1500), act=drawn),
     "page.png": Shot(HUMPTY, "#step-scores", (1180, 700), act=scores),
     "page-phone.png": Shot([*HUMPTY, "--lang", "zh"], "#step-scores", (390, 800), "dark", scores),
     "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
@@ -103,7 +103,7 @@ def write(shot: Shot, place: Path) -> None:
     command = list(shot.command)
     if command[-1] == "--file":
         text = place.with_suffix(".txt")
-        text.write_text("\n".join(RHYMES.read_text(encoding="utf-8").splitlines()[:28]), encoding="utf-8")
+        text.write_text("\n".join(RHYMES.read_text(encoding="utf-8").splitlines()[:16]), encoding="utf-8")
         command.append(str(text))
     run = [sys.executable, "-m", "clearhead", *command, "--html", str(place)]
     subprocess.run(run, check=True, capture_output=True)

@@ -19,7 +19,6 @@ PAGES = {  # what writes them, and what must be on paper
     "generated": (["explain", "humpty dumpty", "--generate", "4", "--token", "3"], (".map-of", ".decoding")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
     "learn": (["learn"], ("canvas, svg",)),
-    "scale": (["scale"], ("svg, canvas",)),
 }
 KEPT = """
 MLP PyTorch QKV True WK WO WQ WV causal clearhead concat cos exp float heads layers lens ln log logit model native off

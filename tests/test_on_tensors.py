@@ -60,7 +60,6 @@ SINGLE = (
     test_causes.test_an_infinite_logit_leaves_no_number_in_its_row,
     test_causes.test_an_infinite_effect_comes_first,
     test_causes.test_equal_effects_come_in_the_order_of_their_places,
-    test_causes.test_a_picture_shows_the_positive_of_equal_effects_and_nan,
     test_gradients.test_gradients_are_nan_exactly_for_queries_that_see_nan,
 )
 

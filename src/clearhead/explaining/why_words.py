@@ -225,7 +225,8 @@ def _named(seen: Any, language: Language, part: PartEffect) -> str:
 
 def gap_of(seen: Any, language: Language) -> str:
     """What the effects do not explain, and where they come from."""
-    facts = {"gap": signed(seen.estimate.gap), "total": signed(seen.estimate.total), "points": seen.estimate.points}
+    gap = signed(round(seen.estimate.gap, 9))  # what only rounding left is 0
+    facts = {"gap": gap, "total": signed(seen.estimate.total), "points": seen.estimate.points}
     return say(language, "why gap" if seen.estimate.points else "why gap rows", **facts)
 
 
