@@ -97,6 +97,7 @@ class Stored:
         rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
         packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not self.transposed)
+        packed = packed and self.data.strides[-1] == self.data.itemsize
         if packed and x.dtype == np.float32 and not native.missing():
             turned = back != self.transposed  # what is stored as (d_in, d_out) is its transpose
             columns = self.shape[0 if self.transposed else 1]
