@@ -6,11 +6,12 @@
 namespace clearhead {
 
 // How the numbers of a row are stored, how many make a block, and its bytes.
-#define CLEARHEAD_PACKINGS(EACH)                                                                                 \
-    EACH(F32, 1, 4)                                                                                              \
-    EACH(F16, 1, 2) EACH(BF16, 1, 2) EACH(Q4_0, 32, 18) EACH(Q4_1, 32, 20) EACH(Q5_0, 32, 22) EACH(Q5_1, 32, 24) \
-        EACH(Q8_0, 32, 34) EACH(IQ4_NL, 32, 18) EACH(MXFP4, 32, 17) EACH(Q2_K, 256, 84) EACH(Q3_K, 256, 110)     \
-            EACH(Q4_K, 256, 144) EACH(Q5_K, 256, 176) EACH(Q6_K, 256, 210) EACH(IQ4_XS, 256, 136)
+// clang-format off
+#define CLEARHEAD_PACKINGS(EACH)                                                                                     \
+    EACH(F32, 1, 4) EACH(F16, 1, 2) EACH(BF16, 1, 2) EACH(Q4_0, 32, 18) EACH(Q4_1, 32, 20) EACH(Q5_0, 32, 22)        \
+    EACH(Q5_1, 32, 24) EACH(Q8_0, 32, 34) EACH(IQ4_NL, 32, 18) EACH(MXFP4, 32, 17) EACH(Q2_K, 256, 84)               \
+    EACH(Q3_K, 256, 110) EACH(Q4_K, 256, 144) EACH(Q5_K, 256, 176) EACH(Q6_K, 256, 210) EACH(IQ4_XS, 256, 136)
+// clang-format on
 #define CLEARHEAD_PACKING_NAME(name, numbers, bytes) name,
 enum class Packing : int32_t { CLEARHEAD_PACKINGS(CLEARHEAD_PACKING_NAME) };
 
