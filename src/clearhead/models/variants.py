@@ -85,10 +85,10 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
-    """A layer's attention with gates on its keys, or none."""
+    """A layer's attention with gates on its keys, or none; q is (…, heads, rows, d_k)."""
     rules = decoder.rules(number)
-    if q.shape[1] < k.shape[1]:
-        rules["query_offset"] = k.shape[1] - q.shape[1]
+    if q.shape[-2] < k.shape[-2]:
+        rules["query_offset"] = k.shape[-2] - q.shape[-2]
     return attended(q, k, v, rules, gates)
 
 
@@ -163,21 +163,36 @@ def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple
     """
     start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
     q, k, v = decoder.before(number, hidden, rows)[1:4]
-    heads, stop = np.empty(q.shape, q.dtype), 0
-    for variant, places in seen:
-        some = slice(stop, stop + len(places))
-        stop, keys, values, gates = some.stop, k[:, some], v[:, some], variant.gates
-        if past is not None:
-            keys, values = (np.concatenate(pair, axis=1) for pair in zip(past, (keys, values), strict=True))
-        if gates is not None:
-            gates = np.concatenate([gates[:start], gates[places]])
-            gates = gates if gates.any() else None  # all that is hidden is left out
-        heads[:, some] = attend(decoder, number, gates, q[:, some], keys, values).output
+    heads, ends = np.empty(q.shape, q.dtype), np.cumsum([len(places) for _, places in seen])
+    batches: dict[int, list[int]] = {}  # variants without gates and of as many rows run as one batch
+    for place, (variant, places) in enumerate(seen):
+        gated = None if variant.gates is None else np.concatenate([variant.gates[:start], variant.gates[places]])
+        if gated is None or not gated.any():  # all that is hidden is left out
+            batches.setdefault(len(places), []).append(place)
+        else:
+            some = slice(ends[place] - len(places), ends[place])
+            heads[:, some] = attend(decoder, number, gated, q[:, some], *_behind(past, k[:, some], v[:, some])).output
+    for count, members in batches.items():
+        most = max(1, _ROOM // (len(k) * k.shape[-1] * (start + count)))  # of which so many keys fit into the room
+        for first in range(0, len(members), most):
+            batch = ends[members[first : first + most], None] - count + np.arange(count)  # (variants, rows)
+            parts = [x[:, batch].swapaxes(0, 1) for x in (q, k, v)]
+            made = attend(decoder, number, None, parts[0], *_behind(past, *parts[1:])).output
+            heads[:, batch] = made.swapaxes(0, 1)
+    for end, (variant, places) in zip(ends, seen, strict=True):
         for (layer, head), added in variant.added.items():
             if layer == number:
-                first = some.start + variant.first - start
+                first = end - len(places) + variant.first - start
                 heads[head, first : first + len(added)] += added
     return decoder.after(number, hidden, decoder.mixed(number, heads))
+
+
+def _behind(past: tuple[Array, Array] | None, *new: Array) -> Sequence[Array]:
+    """Keys and values, (…, kv_heads, tokens, d_k), behind those that all variants share."""
+    if past is None:
+        return new
+    pairs = zip(past, new, strict=True)
+    return [np.concatenate([np.broadcast_to(old, (*x.shape[:-3], *old.shape)), x], axis=-2) for old, x in pairs]
 
 
 def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> Array:
