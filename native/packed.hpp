@@ -189,9 +189,7 @@ template <class K> struct Backward {
         for (int r = 0; r < R && wide < tile_columns; ++r) std::memcpy(partial[r], out + r * job.columns, 4 * wide);
         float* to = wide < tile_columns ? partial[0] : out;
         const int64_t pitch = wide < tile_columns ? tile_columns : job.columns;
-        Vec<float> sum[R][kWide];
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < kWide; ++c) sum[r][c] = load(to + r * pitch + c * lanes);
+        Vec<float> sum[R][kWide] = {};  // apart from the rows before: shorter chains round less
         for (int64_t i = 0; i < deep; ++i, w += width) {
             Vec<float> right[kWide];
 #pragma GCC unroll 8
@@ -204,7 +202,8 @@ template <class K> struct Backward {
             }
         }
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < kWide; ++c) store(to + r * pitch + c * lanes, sum[r][c]);
+            for (int c = 0; c < kWide; ++c)
+                store(to + r * pitch + c * lanes, load(to + r * pitch + c * lanes) + sum[r][c]);
         for (int r = 0; r < R && wide < tile_columns; ++r) std::memcpy(out + r * job.columns, partial[r], 4 * wide);
     }
 };

@@ -129,17 +129,14 @@ def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
 def test_a_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     np.savez_compressed(tmp_path / "case.npz", q=np.zeros((1000, 100)), k=np.eye(2), v=np.eye(2))
     (tmp_path / "case.json").write_text(case(q=json.dumps(np.zeros((300, 100)).tolist())))
-    model = shutil.copytree(SHIPPED, tmp_path / "model")
     for free, place, words in (
         (1_000_000, "case.npz", r"its arrays would take 1\.6 MB of memory, and 1\.0 MB are free"),
         (1_000_000, "case.json", r"cannot be read: it has more than 0\.0 MB"),
-        (2_000_000, "model", r"one of its layers in float32 would take \d\.\d MB of memory, and 2\.0 MB are free"),
     ):
         for home in (files, room):
             monkeypatch.setattr(home, "free_bytes", lambda device="cpu", free=free: free)
         with pytest.raises(FileError, match=words):
-            (load if place == "model" else check_file)(tmp_path / place)
-    assert model
+            check_file(tmp_path / place)
 
 
 def test_the_free_memory_is_known_and_at_most_the_machines():
