@@ -293,20 +293,22 @@ template <class K> CLEARHEAD_INLINE typename K::Block block_at(const uint8_t* fr
 
 // Unpacks the numbers `first` … `last` of a row: whole blocks, or any count of single numbers, the last of them padded
 // with zeros to 16.
+template <class K> CLEARHEAD_INLINE void unpack_block(const uint8_t* block, float* to) {
+    const typename K::Block read = block_at<K>(block);
+    for (int g = 0; g < K::numbers / kGroup; ++g) {
+        const Group group = group_of(read, g);
+        for (int i = 0; i < kGroup / kLanes<float>; ++i) store(to + g * kGroup + i * kLanes<float>, group.part[i]);
+    }
+}
+
 template <class K> void unpack(const uint8_t* row, int64_t first, int64_t last, float* to) {
-    const auto write = [&](const uint8_t* block) {
-        const typename K::Block read = block_at<K>(block);
-        for (int g = 0; g < K::numbers / kGroup; ++g) {
-            const Group group = group_of(read, g);
-            for (int i = 0; i < kGroup / kLanes<float>; ++i, to += kLanes<float>) store(to, group.part[i]);
-        }
-    };
     const uint8_t* block = row + first * K::bytes / K::numbers;
-    for (; first + K::numbers <= last; first += K::numbers, block += K::bytes) write(block);
+    for (; first + K::numbers <= last; first += K::numbers, block += K::bytes, to += K::numbers)
+        unpack_block<K>(block, to);
     if (first == last) return;
     uint8_t rest[K::bytes] = {};
     std::memcpy(rest, block, (last - first) * K::bytes / K::numbers);
-    write(rest);
+    unpack_block<K>(rest, to);
 }
 
 // sum[r] += Σ_k x[k]·row r [k], lane by lane, over all blocks but a last one that is not whole; returns their numbers.

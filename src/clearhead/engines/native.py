@@ -344,5 +344,6 @@ def multiply(x: Array, data: Array, packing: str, columns: int, order: Array | N
     x = np.ascontiguousarray(x)
     width = columns if back else len(data) if order is None else len(order)
     out = np.zeros((len(x), width), np.float32) if back else np.empty((len(x), width), np.float32)
+    order = None if order is None else np.ascontiguousarray(order, np.int64)
     kernel.product(get_num_threads(), PACKINGS[packing], data.view(np.uint8), order, columns, x, out, back)
     return out
