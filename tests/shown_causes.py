@@ -132,11 +132,10 @@ class Truth:
 
 
 def check(why, texts, logits_of):
-    """The first three of at least 19 of 20 prompts, and every sentence of all."""
+    """The first three of at least 19 in 20 prompts, and every sentence of all."""
     right = []
     for text in texts:
         truth = Truth(why(text), logits_of)
         truth.check_sentences()
         right.append(truth.first_three_are_right())
-    assert len(texts) == 20
-    assert sum(right) >= 19, [text for text, one in zip(texts, right, strict=True) if not one]
+    assert 20 * sum(right) >= 19 * len(texts), [text for text, one in zip(texts, right, strict=True) if not one]

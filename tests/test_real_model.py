@@ -136,8 +136,10 @@ TEXTS = [
 ]
 
 
-@pytest.mark.gate
-def test_the_first_three_parts_and_every_sentence_are_true():
+@pytest.mark.parametrize("texts", [
+    pytest.param(TEXTS[::3], marks=pytest.mark.gate, id="some"), pytest.param(TEXTS, marks=pytest.mark.long, id="all"),
+])  # fmt: skip
+def test_the_first_three_parts_and_every_sentence_are_true(texts):
     changes = {}
 
     def attend(module, q, k, v, mask, scaling, **_):
@@ -163,7 +165,7 @@ def test_the_first_three_parts_and_every_sentence_are_true():
             return peer()(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
     try:
-        shown_causes.check(lambda text: ch.explain(text, model()), TEXTS, logits_of)
+        shown_causes.check(lambda text: ch.explain(text, model()), texts, logits_of)
     finally:
         peer().set_attn_implementation("sdpa")
 
