@@ -334,7 +334,7 @@ def others(call: Call, g: Array) -> Others:
 
 
 def packs() -> bool:
-    """Does the kernel multiply by packed weights here? At AVX2 its products have crashed, for a reason not found yet."""
+    """Does the kernel multiply by packed weights here? At AVX2 it has crashed, for a reason that is not found yet."""
     return kernel is not None and kernel.level().startswith(("avx512", "amx"))
 
 
