@@ -49,6 +49,7 @@ def ragged(rng: np.random.Generator) -> None:
     page, kv_heads, group = 16 * int(rng.integers(1, 5)), int(rng.integers(1, 3)), int(rng.integers(1, 4))
     d_k, d_v = (int(rng.choice([1, 8, 16, 31, 32, 64])) for _ in range(2))
     queries, keys = rng.choice([0, 1, 1, 5, 16, 17, 70, 300, 2300], (2, 4), p=[0.12] * 8 + [0.04])
+    queries[0] = max(queries[0], 1)  # the rules are described by a query that there is
     needed = -(-keys // page)
     table = np.full((4, needed.max() + 1), 1 << 30, np.int32)
     table[np.arange(table.shape[1]) < needed[:, None]] = rng.permutation(needed.sum())
