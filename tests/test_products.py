@@ -64,8 +64,6 @@ def test_products_are_those_of_the_unpacked_numbers(drawn, tokens, lead):
     close(back, g.astype(np.float64), w)
     np.testing.assert_allclose(tensor.product(x.astype(np.float64)), x @ w.T, 1e-9, 1e-9)
     np.testing.assert_allclose(tensor.product(g.astype(np.float64), back=True), g @ w, 1e-9, 1e-9)
-    if not native.packs():  # NumPy's products promise no bits
-        return
     before, start = ch.get_num_threads(), rng.integers(0, tokens)
     some = slice(start, start + int(rng.integers(1, 6)))
     ch.set_num_threads(1 + before % 3)

@@ -333,11 +333,6 @@ def others(call: Call, g: Array) -> Others:
     return results
 
 
-def packs() -> bool:
-    """Does the kernel multiply by packed weights here? At AVX2 it has crashed, for a reason that is not found yet."""
-    return kernel is not None and kernel.level().startswith(("avx512", "amx"))
-
-
 def multiply(x: Array, data: Array, packing: str, columns: int, order: Array | None, *, back: bool) -> Array:
     """x·Wᵀ, (tokens, rows), for x (tokens, columns); where `back`, x·W, (tokens, columns), for x (tokens, rows).
 

@@ -98,7 +98,7 @@ class Stored:
         self._check_whole()
         packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not self.transposed)
         packed = packed and self.data.strides[-1] == self.data.itemsize
-        if packed and x.dtype == np.float32 and native.packs():
+        if packed and x.dtype == np.float32 and not native.missing():
             turned = back != self.transposed  # what is stored as (d_in, d_out) is its transpose
             columns = self.shape[0 if self.transposed else 1]
             made = native.multiply(rows, self.data, self.kind, columns, self.order, back=turned)
