@@ -41,7 +41,7 @@ def test_the_numbers_shown_are_those_of_the_model(model):
     np.testing.assert_allclose(seen.trace.output, part.heads[2], atol=1e-5)
     w = gpt2_weights(model)
     q = part.x @ w["h.1.attn.w_q"] + w["h.1.attn.b_q"]
-    np.testing.assert_allclose(seen.trace.q, q[:, 2 * 64 : 3 * 64], atol=1e-5)  # sums of 512 terms in float32
+    np.testing.assert_allclose(seen.trace.q, q[:, 2 * 64 : 3 * 64], atol=1e-6)
     joined = np.concatenate(list(part.heads), axis=-1)
     expected = joined @ w["h.1.attn.c_proj.weight"] + w["h.1.attn.c_proj.bias"]
     np.testing.assert_allclose(seen.run.output, expected, atol=1e-5)

@@ -93,7 +93,7 @@ class Stored:
         return replace(self, shape=shape, data=self.data[number], transposed=turned, scales=scales)
 
     def product(self, x: Array, *, back: bool = False) -> Array:
-        """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out). W is this tensor, (d_out, d_in)."""
+        """x·Wᵀ, (…, d_out), for x (…, d_in); where `back`, x·W, (…, d_in), for x (…, d_out). W is (d_out, d_in)."""
         rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
         packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not self.transposed)
