@@ -7,6 +7,7 @@ language leads to where that is built.
 """
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ project = "clearhead"
 author = "clearhead contributors"
 copyright = "clearhead contributors; Apache License 2.0"  # noqa: A001
 version = release = clearhead.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+nb_execution_mode = "off"  # the notebooks hold their outputs, and a test runs them
 exclude_patterns = ["zh", "lessons/exercises"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -70,7 +72,13 @@ def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines
     lines[:] = "\n".join(made).splitlines()
 
 
+def no_notebook(_folder: str, names: list[str]) -> list[str]:
+    """The names of what is no notebook."""
+    return [name for name in names if not name.endswith(".ipynb")]
+
+
 def setup(app: Any) -> None:
-    """Connect both."""
+    """Connect both, and bring the notebooks, which Sphinx finds below its own folder only."""
+    shutil.copytree(HERE.parent / "examples", HERE / "notebooks", ignore=no_notebook, dirs_exist_ok=True)
     app.connect("source-read", to_other_language)
     app.connect("autodoc-process-docstring", as_rst)

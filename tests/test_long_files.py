@@ -248,6 +248,9 @@ def test_each_picture_has_its_own_caption(small):
             f"0 to {end:.3g} by the square root;",
             f"{end:.3g}: 90th percentile of the rows&#x27; largest weights, row 0 left out",
         ]
+        axes = small[0].plot(1, tokens=tokens)
+        np.testing.assert_array_equal(axes.images[0].get_array().filled(0), small[0][0, 1])
+        assert tokens is None or [label.get_text() for label in axes.get_xticklabels()] == [x.strip() for x in TOKENS]
     assert "the largest of 11×15 in a pixel" in matrix(700, 900).to_svg()
     hostile = matrix(len(HOSTILE)).to_svg(tokens=list(HOSTILE))
     assert "<script" not in hostile

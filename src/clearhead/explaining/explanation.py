@@ -10,7 +10,6 @@ from clearhead.core.axes import Array, brief
 from clearhead.core.effects import spearman
 from clearhead.core.rule_values import whole_number
 from clearhead.digits import significant
-from clearhead.errors import MissingExtraError
 from clearhead.explaining import part_runs, why_page
 from clearhead.explaining.answers import decides, probability
 from clearhead.explaining.attribution import Way, ways
@@ -33,8 +32,8 @@ from clearhead.loading import load
 from clearhead.models.model import Model
 from clearhead.models.protocol import Choice, LanguageModel, Token
 from clearhead.models.tokenizer import Reading
-from clearhead.spelling import bare
 from clearhead.tables import Table, Tabular
+from clearhead.view import images
 from clearhead.view.container import Document
 from clearhead.view.page import Framing
 from clearhead.words import Language, say
@@ -261,15 +260,10 @@ class Explanation(Tabular, Framing):
         if not self.rivals.compared:
             tokens, label = shared_by(self), "the answer's probability without the part, in %"
             numbers = [100 * probability(y, tokens) for y in numbers]
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[plot]"') from None
-        ax = pyplot.subplots(figsize=(6, 5), layout="constrained")[1] if ax is None else ax
+        ax = images.axes() if ax is None else ax
         ax.barh(range(len(parts)), numbers[:-1], color="#7a5fb5")
         ax.axvline(numbers[-1], color="0.2", linestyle="--", linewidth=1)
-        names = [bare(part.text)[:24].replace("$", r"\$") for part in parts]  # a dollar would begin a formula
-        ax.yaxis.set_ticks(range(len(parts)), names)
+        ax.set_yticks(range(len(parts)), [images.label(part.text) for part in parts])
         ax.invert_yaxis()
         ax.set(title=question(self, "en"), xlabel=label, xlim=None if self.rivals.compared else (0, 100))
         return ax

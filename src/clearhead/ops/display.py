@@ -76,6 +76,28 @@ class Display:
         text: str = load("view.display").svg_of(self, head, layer, batch, tokens, source_tokens)
         return text
 
+    def plot(
+        self,
+        head: int = 0,
+        *,
+        layer: int | str = 0,
+        batch: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+        ax: Any = None,
+    ) -> Any:
+        """Draw one head's weights (queries, keys) on matplotlib's axes, and return them (extra `plot`).
+
+        `ax` are the axes to draw on, None makes new ones; forbidden positions stay empty. Above 64 queries or keys,
+        each pixel shows its largest weight. `ax.figure.savefig("head.pdf")` writes the figure. Raises as `to_svg`, and
+        MissingExtraError without matplotlib.
+
+        >>> import clearhead as ch, numpy as np
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).plot(tokens=["a", "b", "c"]).get_title()
+        'A'
+        """
+        return load("view.display").plot_of(self, head, layer, batch, tokens, source_tokens, ax)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle: dict[str, str] = load("view.display").bundle_of(self)
         return bundle

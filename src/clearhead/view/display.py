@@ -38,11 +38,29 @@ def svg_of(
     seen: Display, head: int, layer: int | str, batch: int, tokens: Sequence[str] | None, sources: Sequence[str] | None
 ) -> str:
     """One head's weights as SVG text. Raises as `Display.to_svg`."""
-    weights, masked, name, high, run, part = _cells(seen, layer, head, batch)
-    run = _renamed(replace(run, layers=[part]), tokens, sources)
-    names = _names(run, run.layers[0]) if weights.shape == part.matrix.shape[-2:] else (None, None)
-    size = 24 if len(weights) <= 24 else 14
-    return images.svg(weights, masked, *names, name=name, cell=size, high=high)
+    weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
+    return images.svg(weights, masked, rows, cols, name=name, cell=24 if len(weights) <= 24 else 14, high=high)
+
+
+def plot_of(
+    seen: Display,
+    head: int,
+    layer: int | str,
+    batch: int,
+    tokens: Sequence[str] | None,
+    sources: Sequence[str] | None,
+    ax: Any,
+) -> Any:
+    """One head's weights on matplotlib's axes. Raises as `Display.plot`."""
+    weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
+    ax = images.axes() if ax is None else ax
+    drawn = ax.imshow(np.ma.masked_array(weights, masked), cmap="Purples", vmin=0, vmax=high)
+    if rows is not None and cols is not None:
+        ax.set_yticks(range(len(rows)), [images.label(row) for row in rows])
+        ax.set_xticks(range(len(cols)), [images.label(col) for col in cols], rotation=90)
+    ax.set(title=name, xlabel="keys", ylabel="queries")
+    ax.figure.colorbar(drawn, ax=ax, label="weight", fraction=0.046, pad=0.04)
+    return ax
 
 
 def bundle_of(seen: Display) -> dict[str, str]:
@@ -60,14 +78,14 @@ def bundle_of(seen: Display) -> dict[str, str]:
     return page.bundle(str(seen), written, svg, prod(first.matrix.shape[-2:]))
 
 
-def _cells(
-    seen: Display, layer: int | str, head: int, batch: int
-) -> tuple[Array, Array, str, float, ShownRun, ShownLayer]:
-    """One head as a picture: its weights, what is masked, its name, where the colour scale ends; its run and layer.
+def _picture(
+    seen: Display, head: int, layer: int | str, batch: int, tokens: Sequence[str] | None, sources: Sequence[str] | None
+) -> tuple[Array, Array, str, float, Sequence[str] | None, Sequence[str] | None]:
+    """One head: its weights, what is masked, its name, where the colour scale ends, the names of its rows and columns.
 
-    Above SVG_SIDE, pixels show their largest weight. O(queries·keys) time.
+    Above SVG_SIDE, pixels show their largest weight, without names. O(queries·keys) time.
     """
-    run = run_of(seen, whole_number("batch", batch, 0))
+    run = _renamed(run_of(seen, whole_number("batch", batch, 0)), tokens, sources)
     names = [each.name for each in run.layers]
     part = run.layers[names.index(layer_name(layer, names))]
     head = whole_number("head", head, 0)
@@ -80,7 +98,7 @@ def _cells(
     if max(n, m) <= SVG_SIDE:
         weights = as_host_array(part.matrix[0, place], "weights")[0]
         masked = ~visibility.dense(problem)[0, place]
-        return weights, masked, name, images.reach(images.peaks_of(weights, masked)), run, part
+        return weights, masked, name, images.reach(images.peaks_of(weights, masked)), *_names(run, part)
     alone = part.matrix.part(0, place)
     drawn = images.pictures(alone, SVG_SIDE)
     most = drawn["most"][0]
@@ -91,7 +109,7 @@ def _cells(
     assert strongest is not None
     high = images.reach(as_host_array(strongest.weights, "weights")[0][0, 0, :, 0])
     name = f"{name}, the largest of {-(-n // most.shape[0])}×{-(-m // most.shape[1])} in a pixel"
-    return most, np.zeros(most.shape, bool), name, high, run, part
+    return most, np.zeros(most.shape, bool), name, high, None, None
 
 
 def run_of(seen: Display, batch: int = 0) -> ShownRun:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
 from clearhead.digits import significant
+from clearhead.errors import MissingExtraError
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.spelling import bare
 from clearhead.view.head_summary import first_key
@@ -119,6 +121,20 @@ def pictures(matrix: AttentionMatrix, side: int) -> dict[str, Array]:
         peak[:, first] = 0.0
         most.append(np.maximum.reduceat(peak, cols[:-1], 1))
     return {"most": np.stack(most, 1), "first_most": np.stack(alone, 1), "received": received}
+
+
+def axes() -> Any:
+    """New axes of matplotlib's to draw on. Raises MissingExtraError without matplotlib."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise MissingExtraError("the plot needs matplotlib.", 'pip install "clearhead[plot]"') from None
+    return pyplot.subplots(figsize=(6, 5), layout="constrained")[1]
+
+
+def label(text: str) -> str:
+    """A token or part as an axis shows it: short, and with its dollars, which would begin a formula, escaped."""
+    return bare(text)[:24].replace("$", r"\$")
 
 
 def coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
