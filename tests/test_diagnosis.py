@@ -251,7 +251,7 @@ print(found.verdict, peak() - before)
 """
 
 
-@pytest.mark.gate
+@pytest.mark.long
 def test_memory_of_a_long_unexplained_case():
     """The process's peak memory, which includes what is allocated in C++."""
     verdict, peak = python(LONG, fresh().integers(2**31)).split()

@@ -10,8 +10,11 @@ from seeds import fresh
 
 SCRIPT = Path(__file__).with_name("dtensors.py")
 SCENARIOS = "everything,narrow,messages,shapes"
-JOBS = [(f"{SCENARIOS},refused", 2), ("everything", 4)]
-JOBS += [pytest.param(SCENARIOS, ranks, marks=pytest.mark.gate) for ranks in (1, 3, 4)]
+JOBS = [
+    (f"{SCENARIOS},refused", 2),
+    pytest.param(SCENARIOS, 3, marks=pytest.mark.gate),
+    *(pytest.param(SCENARIOS, ranks, marks=pytest.mark.long) for ranks in (1, 4)),
+]
 
 
 @pytest.mark.parametrize(("scenarios", "ranks"), JOBS)

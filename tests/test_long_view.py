@@ -291,6 +291,7 @@ def test_markup_in_tokens_is_shown_as_text(running):
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
+@pytest.mark.long
 def test_the_tab_stays_responsive_at_a_hundred_thousand_tokens(running, tmp_path):
     n = 100_000
     q, k = (fresh().standard_normal((1, n, 8), dtype=np.float32).astype(bfloat16) for _ in "qk")

@@ -74,6 +74,7 @@ def row_of(place, name):
 
 
 @pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
+@pytest.mark.gate
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_of_the_table_runs_as_it_says(tmp_path, name):
     row = row_of(tmp_path, name)
