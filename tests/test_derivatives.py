@@ -90,6 +90,35 @@ def slope_of(function):
     return (8 * near - far) / (12 * STEP)
 
 
+@several(3)
+def test_variants_run_each_row_that_differs_once(monkeypatch, trial):
+    """What is seen of the text before a row tells it apart; a token that no later one sees has no row but the last."""
+    rng, asked, product, n = fresh(), [], Weights.product, 24
+    model = drawn(rng)
+
+    def counted(self, x, name, **more):
+        asked.extend([x.shape[0]] * (name == "blk.0.attn_q.weight"))
+        return product(self, x, name, **more)
+
+    run = model.run(rng.integers(0, model.config.vocabulary, n).tolist())
+    gates = np.where(np.repeat(rng.random((20, 6)) < 0.5, 4, axis=1) & (np.arange(n) < n - 1), -np.inf, 0.0)
+    gates[:, 0], gates[0, 8:12] = 0.0, -np.inf
+    firsts = [int(np.argmin(row)) * (trial == 0 or row[1] == 0) for row in gates]  # else the first token is replaced
+    variants = [Variant(row, first, ids={} if first else {0: 3}) for row, first in zip(gates, firsts, strict=True)]
+    monkeypatch.setattr(Weights, "product", counted)
+    together = list(model.again(run, variants, range(n - 1, n)))
+    seen = {
+        (row, one.gates[:row].tobytes(), *one.ids)
+        for one in variants
+        for row in range(one.first, n)
+        if one.gates[row] == 0
+    }
+    assert asked == [len(seen)]
+    for variant, rows in zip(variants, together, strict=True):
+        (alone,) = model.again(run, [variant], range(n - 1, n))
+        np.testing.assert_allclose(rows, alone, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_each_activation_has_the_slope_of_its_finite_differences(name):
     x = fresh().normal(0, 3, 200)

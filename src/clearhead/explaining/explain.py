@@ -64,7 +64,7 @@ def explain(
               of the user, which is the question, where there is anything else. Never the last token, which answers,
               nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
     count     how many heads and edges to list at most
-    each      iterates over points, and over the layers of what is run again, such as a progress bar
+    each      iterates over the layers of each run, such as a progress bar
     told      is given what is known so far: the answer, then what hiding each part did; heads and edges come last
 
     Up to 48 parts are hidden one by one; of more, all sentences, then the parts of three. Heads and edges are off in
@@ -163,7 +163,8 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
     model, tokens = again.model, len(again.based[0].target.answer)
     ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
     target = Target(ids[:-1], tuple(ids[-(len(ids) // 2) :]), None, odds=False)  # ln P of its second half
-    neutral = rerun.based_on(target, model.run(target.ids))
+    each = again.based[0].each
+    neutral = rerun.based_on(target, model.run(target.ids, each), each)
     runs = rerun.without(model, [neutral], listed)
     others = [tokens * (one.value - neutral.value) / len(target.answer) for one in runs]
     return [HeadEffect(*place, float(changes[place]), x) for place, x in zip(listed, others, strict=True)], changes, off

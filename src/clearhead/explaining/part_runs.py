@@ -277,10 +277,10 @@ def integral(
     shapes = (*sizes, tokens), (*sizes, len(target.rows), tokens), (tokens,)
     by_key, by_edge, beside = map(np.zeros, shapes)
     step = max(1, _TOGETHER // tokens)
-    for start in each(range(0, points, step)):
+    for start in range(0, points, step):
         variants = [Variant(inside * log) for log in logs[start : start + step]]
-        backward = model.differentiated(target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
-        for layer, place, part in backward:
+        asked = (target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
+        for layer, place, part in model.differentiated(*asked, each=each):
             width = widths[start + place]
             by_key[layer] += width * part.by_gates * inside
             by_edge[layer] += width * edges(part, target.rows) * inside
@@ -301,8 +301,7 @@ def cuts(again: Again) -> Array:
     result = np.zeros((again.model.config.layers, again.model.config.heads, len(target.rows), len(target.ids)))
     slope, asked = (lambda rows: target.value(rows)[1]), (target.ids, [Variant()], target.rows)
     for layer, _, part in again.model.differentiated(*asked, slope, run):
-        first = target.rows.start - (len(target.ids) - part.q.shape[-2])
-        slopes = edges(part, range(first, first + len(target.rows)))
+        slopes = edges(part, target.rows)
         a = np.stack([weights(layer, row) for row in target.rows], axis=1)
         if again.rest == "first" and part.rules.get("sinks") is None:
             result[layer] = a * slopes[..., :1] / np.maximum(a[..., :1], _LEAST) - slopes

@@ -98,6 +98,7 @@ class HubModel:
         rows: range,
         slope: Slope,
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
+        each: Each = iter,
     ) -> Iterator[tuple[int, int, Attended]]:
         """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
 
@@ -105,7 +106,7 @@ class HubModel:
         """
         import torch
 
-        for place, variant in enumerate(variants):
+        for place, variant in zip(each(range(len(variants))), variants, strict=True):
             kept: list[tuple[Any, Any]] = []
             beside = bool(self.mixers) and variant.gates is not None
             logs = None if variant.gates is None else torch.tensor(variant.gates, requires_grad=True)
@@ -127,7 +128,8 @@ class HubModel:
 
         for variant in (variants[place] for place in each(range(len(variants)))):
             with torch.inference_mode(), _varied(self, variant):
-                read = [variant.ids.get(position, token) for position, token in enumerate(run.ids)]
+                read = [*(variant.ids.get(position, token) for position, token in enumerate(run.ids))]
+                read += [variant.ids[position] for position in range(len(read), rows.stop)]
                 logits = self.inner(torch.tensor([read]), use_cache=False).logits[0, rows.start : rows.stop]
                 yield logits.float().numpy()
 

@@ -129,21 +129,27 @@ class Model:
         return made
 
     def differentiated(
-        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
+        self,
+        ids: list[int],
+        variants: Sequence[Variant],
+        rows: range,
+        slope: Slope,
+        run: ForwardPass | None = None,
+        each: Each = iter,
     ) -> Iterator[tuple[int, int, Attended]]:
         """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
 
         slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them
         run     of the text, where the one variant is what ran there: it is not run again, and what comes back is of the
                 tokens from rows.start on alone, since no token before them has a part in these logits by its output
+        each    iterates over the layers, forward and back
         """
         self._check_unchanged()
         decoder, first = self.decoder, 0 if run is None else rows.start
-        hidden = hidden_of(decoder, ids, variants) if run is None else [x[None] for x in run.stream(first)]
+        hidden = hidden_of(decoder, ids, variants, rows, each) if run is None else [x[None] for x in run.stream(first)]
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
-        some = slice(rows.start - first, rows.stop - first)
-        by_last = [of_logits(decoder, last, some, slope(decoder.logits(last[some]))) for last in hidden[-1]]
-        yield from through(decoder, hidden, variants, np.stack(by_last), past)
+        by_last = [of_logits(decoder, last, slope(decoder.logits(last))) for last in hidden[-1]]
+        yield from through(decoder, hidden, variants, np.stack(by_last), past, each)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""

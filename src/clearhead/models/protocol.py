@@ -78,7 +78,7 @@ class Variant(NamedTuple):
     gates    (tokens,) ln α of each key, or None
     first    the first row that can be other than in the run
     added    to heads' outputs from row `first` on: of each (layer, head), (rows, d_v)
-    ids      tokens in place of the text's, by position, none before row `first`
+    ids      tokens in place of the text's, or one behind them, by position, none before row `first`
     """
 
     gates: Array | None = None
@@ -140,7 +140,13 @@ class LanguageModel(Protocol):
     ) -> list[int]: ...
     def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass: ...
     def differentiated(
-        self, ids: list[int], variants: Sequence[Variant], rows: range, slope: Slope, run: ForwardPass | None = None
+        self,
+        ids: list[int],
+        variants: Sequence[Variant],
+        rows: range,
+        slope: Slope,
+        run: ForwardPass | None = None,
+        each: Each = iter,
     ) -> Iterator[tuple[int, int, Attended]]: ...
     def again(
         self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter

@@ -14,7 +14,7 @@ engine, so that the memory of a layer is O(tokens); what else a layer computed i
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -29,11 +29,28 @@ from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
 from clearhead.models.mlp import mlp_back
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
+from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
-Seen = Sequence[tuple[Variant, Array]]  # each variant with the positions of its rows
 _KNOWN = {"causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window"}
-_ROOM = 2**22  # numbers of the MLP's inner vectors of all variants that run at once
+_ROOM = 2**22  # numbers of the residual stream of all variants that run at once
+_FEW = 32  # rows of variants whose attention is one call
+
+
+class _Rows(NamedTuple):
+    """The rows of a variant among those that are run with it.
+
+    places   (keys,) the positions of its tokens
+    keys     (keys,) where the keys of these lie: among the run's, then among those that are computed
+    own      (rows,) the last of these positions, whose rows are computed for it; it shares the others
+    code     as `_code` makes it
+    """
+
+    variant: Variant
+    places: Array
+    keys: Array
+    own: Array
+    code: bytes = b""
 
 
 def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
@@ -86,20 +103,30 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
 
 def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
     """A layer's attention with gates on its keys, or none; q is (…, heads, rows, d_k)."""
-    rules = decoder.rules(number)
-    if q.shape[-2] < k.shape[-2]:
-        rules["query_offset"] = k.shape[-2] - q.shape[-2]
-    return attended(q, k, v, rules, gates)
+    return attended(q, k, v, _rules(decoder, number, q.shape[-2], k.shape[-2]), gates)
 
 
-def hidden_of(decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant]) -> Sequence[Array]:
-    """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each."""
-    seen = [(variant, np.arange(len(ids))) for variant in variants]
+def _rules(decoder: Decoder, number: int, queries: int, keys: int) -> dict[str, Any]:
+    """The rules of a layer's scores, for so many queries that are the last of the keys."""
+    return decoder.rules(number) | ({"query_offset": keys - queries} if queries < keys else {})
+
+
+def hidden_of(
+    decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], rows: range, each: Each = iter
+) -> Sequence[Array]:
+    """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each.
+
+    After the last layer it is that of the text's rows from rows.start on alone.
+    """
+    tokens, layers = np.arange(len(ids)), decoder.config.layers
+    seen = [_Rows(each, tokens, tokens + place * len(ids), tokens) for place, each in enumerate(variants)]
 
     def step(number: int, hidden: Array) -> Array:
-        return _layer(decoder, number, seen, np.concatenate(hidden), None).reshape(hidden.shape)
+        least = rows.start if number + 1 == layers else 0
+        after = _layer(decoder, number, seen, hidden.reshape(-1, hidden.shape[-1]), None, least)
+        return after.reshape(len(variants), -1, after.shape[-1])
 
-    return stream(step, np.stack([decoder.embedded(ids)] * len(variants)), decoder.config.layers)
+    return stream(step, np.stack([decoder.embedded(ids)] * len(variants)), layers, each)
 
 
 def again(
@@ -110,114 +137,131 @@ def again(
     run   what they are variants of: the rows before their first are its own, with its keys and values
     each  iterates over the layers of as many variants as are run at once
     """
-    tokens, largest = len(run.hidden[0]), max(decoder.config.d_mlp, decoder.config.d_model)
-    order = sorted(range(len(variants)), key=lambda place: (-variants[place].first, variants[place].layer))
+    codes = [_code(variant, rows.stop) for variant in variants]
+    order = sorted(range(len(variants)), key=lambda place: (variants[place].layer, codes[place]))
     made: dict[int, Array] = {}
     while order:
-        step, start = 1, variants[order[0]].first
-        while step < len(order):  # as many as fit into the room, each from the first row of all of them
-            lowest = variants[order[step]].first
-            if (step + 1) * (tokens - lowest) * largest > _ROOM:
+        seen, total = list[_Rows](), 0
+        for place in order:  # as many as fit into the room
+            behind = min(rows.stop, len(run.ids)) + total
+            new = _rows_of(decoder, variants[place], codes[place], seen[-1:], rows, behind)
+            if seen and (total + len(new.own)) * decoder.config.d_model > _ROOM:
                 break
-            step, start = step + 1, lowest
-        places = sorted(order[:step], key=lambda place: variants[place].layer)
-        order = order[step:]
-        made |= zip(places, _again(decoder, run, [variants[place] for place in places], start, rows, each), strict=True)
+            seen.append(new)
+            total += len(new.own)
+        made |= zip(order, _again(decoder, run, seen, rows, each), strict=False)
+        order = order[len(seen) :]
     return (made[place] for place in range(len(variants)))
 
 
-def _again(
-    decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], start: int, rows: range, each: Each
-) -> list[Array]:
-    """`again` for variants in the order of their first layers, all at once.
+def _code(variant: Variant, tokens: int) -> bytes:
+    """The gates and tokens of a variant as bytes: those with the longest beginning in common are sorted together."""
+    code = np.zeros((tokens, 2), ">f8")  # the bytes of numbers from 0 on have the order of the numbers
+    if variant.gates is not None:
+        code[:, 0] = np.abs(variant.gates[:tokens])
+    for place, token in variant.ids.items():
+        code[place, 1] = token + 1
+    return b"" if variant.added else code.tobytes()
+
+
+def _rows_of(decoder: Decoder, variant: Variant, code: bytes, last: list[_Rows], rows: range, count: int) -> _Rows:
+    """The rows of a variant, behind `count` other ones; it shares those before which it is as the last variant.
 
     A token before `rows` whose key no later one sees changes nothing, and is left out. Windows and what is added name
     positions, so that there all are run.
     """
-    seen = []
-    for variant in variants:
-        places = np.arange(start, len(run.hidden[0]))
-        if variant.gates is not None and not (variant.added or any(decoder.config.windows)):
-            places = places[(variant.gates[start:] > -np.inf) | (places >= rows.start)]
-        seen.append((variant, places))
-    hidden, count = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0
-    before = run.stream(start) if variants[-1].layer else [run.hidden[0][start:]]
-    for number in each(range(variants[0].layer, decoder.config.layers)):
-        here = sum(variant.layer <= number for variant in variants)
-        for variant, places in seen[count:here]:  # which begin with the run's stream, but of tokens that were replaced
-            entering = before[number][places - start]
-            for place, token in variant.ids.items():
-                entering[places == place] = decoder.embedded([token], place)
-            hidden = np.concatenate([hidden, entering])
-        (k, v), count = run.past[number], here
-        hidden = _layer(decoder, number, seen[:here], hidden, (k[:, :start], v[:, :start]))
-    ends, same = np.cumsum([len(places) for _, places in seen]), run.hidden[-1][rows.start : min(start, rows.stop)]
-    parts = zip(np.split(hidden, ends[:-1]), seen, strict=True)
-    return [np.concatenate([same, part[np.isin(places, rows)]]) for part, (_, places) in parts]
+    places = np.arange(rows.stop)
+    if variant.gates is not None and not (variant.added or any(decoder.config.windows)):
+        places = places[(variant.gates[: rows.stop] > -np.inf) | (places >= rows.start)]
+    keys, shared = places.copy(), int(np.searchsorted(places, variant.first))
+    if code and last and last[0].code:
+        other = np.flatnonzero(np.frombuffer(code, "V16") != np.frombuffer(last[0].code, "V16"))
+        same = int(np.searchsorted(places, other[0] if len(other) else rows.stop))
+        if same > shared:
+            shared, keys[:same] = same, last[0].keys[:same]
+    keys[shared:] = count + np.arange(len(keys) - shared)
+    return _Rows(variant, places, keys, places[shared:], code)
 
 
-def _layer(decoder: Decoder, number: int, seen: Seen, hidden: Array, past: tuple[Array, Array] | None) -> Array:
-    """The residual stream after a layer from that before it, (rows, d_model), those of all variants after each other.
+def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: range, each: Each) -> list[Array]:
+    """`again` for variants in the order of their first layers, all at once."""
+    hidden, count, layers = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0, decoder.config.layers
+    start = min(len(run.ids) - 1, *(one.variant.first for one in seen))
+    before = run.stream(start) if seen[-1].variant.layer else [run.hidden[0][start:]]
+    for number in each(range(seen[0].variant.layer, layers)):
+        here, parts = sum(one.variant.layer <= number for one in seen), [hidden]
+        for one in seen[count:here]:  # which begin with the run's stream, but of tokens that were replaced
+            entering = before[number].take(one.own - start, axis=0, mode="clip")  # or of one behind them
+            for place, token in one.variant.ids.items():
+                entering[one.own == place] = decoder.embedded([token], place)
+            parts.append(entering)
+        past, count = [x[:, : rows.stop] for x in run.past[number]], here
+        least = rows.start if number + 1 == layers else 0
+        hidden = _layer(decoder, number, seen[:here], np.concatenate(parts), past, least)
+    asked = np.concatenate([one.own >= rows.start for one in seen])
+    lasts = np.concatenate([run.hidden[-1][: rows.stop], np.empty((len(asked), hidden.shape[-1]), hidden.dtype)])
+    lasts[-len(asked) :][asked] = hidden
+    return [lasts[one.keys[one.places >= rows.start]] for one in seen]
 
-    past   the keys and values before the first row, which all variants share; None where the first row is row 0
+
+def _layer(
+    decoder: Decoder, number: int, seen: Sequence[_Rows], hidden: Array, past: Sequence[Array] | None, least: int
+) -> Array:
+    """The residual stream after a layer from that before it, (rows, d_model), each variant's own rows after each other.
+
+    past    the run's keys and values; None where none are used
+    least   the position of the first row that is computed: in the last layer of those whose logits are asked for
     """
-    start, rows = 0 if past is None else past[0].shape[1], np.concatenate([places for _, places in seen])
-    q, k, v = decoder.before(number, hidden, rows)[1:4]
-    heads, ends = np.empty(q.shape, q.dtype), np.cumsum([len(places) for _, places in seen])
-    batches: dict[int, list[int]] = {}  # variants without gates and of as many rows run as one batch
-    for place, (variant, places) in enumerate(seen):
-        gated = None if variant.gates is None else np.concatenate([variant.gates[:start], variant.gates[places]])
-        if gated is None or not gated.any():  # all that is hidden is left out
-            batches.setdefault(len(places), []).append(place)
-        else:
-            some = slice(ends[place] - len(places), ends[place])
-            heads[:, some] = attend(decoder, number, gated, q[:, some], *_behind(past, k[:, some], v[:, some])).output
-    for count, members in batches.items():
-        most = max(1, _ROOM // (len(k) * k.shape[-1] * (start + count)))  # of which so many keys fit into the room
-        for first in range(0, len(members), most):
-            batch = ends[members[first : first + most], None] - count + np.arange(count)  # (variants, rows)
-            parts = [x[:, batch].swapaxes(0, 1) for x in (q, k, v)]
-            made = attend(decoder, number, None, parts[0], *_behind(past, *parts[1:])).output
-            heads[:, batch] = made.swapaxes(0, 1)
-    for end, (variant, places) in zip(ends, seen, strict=True):
-        for (layer, head), added in variant.added.items():
+    places = np.concatenate([one.own for one in seen])
+    q, k, v = decoder.before(number, hidden, places)[1:4]
+    if past is not None:
+        k, v = (np.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
+    if least:
+        q, hidden = q[:, places >= least], hidden[places >= least]
+    heads, counts = np.empty(q.shape, q.dtype), np.array([np.count_nonzero(one.own >= least) for one in seen])
+    ends, batches = np.cumsum(counts), dict[int, list[int]]()  # variants of as many keys and few rows are a batch
+    for place, (one, count) in enumerate(zip(seen, counts.tolist(), strict=True)):
+        gates = None if one.variant.gates is None else one.variant.gates[one.places]
+        gated = gates is not None and bool(gates.any())  # else all that is hidden is left out
+        if count and not gated and count <= _FEW:
+            batches.setdefault(len(one.keys), []).append(place)
+        elif count:
+            rows = slice(ends[place] - count, ends[place])
+            new, rules = q[:, rows], _rules(decoder, number, count, len(one.keys))
+            both = k[:, one.keys], v[:, one.keys]
+            heads[:, rows] = attended(new, *both, rules, gates).output if gated else attention(new, *both, **rules)
+    for size, members in batches.items():
+        step = max(1, _ROOM // (len(k) * k.shape[-1] * size))  # of which so many keys fit into the room
+        for some in (members[first : first + step] for first in range(0, len(members), step)):
+            most, keys = counts[some].max(), np.stack([seen[place].keys for place in some])
+            batch = ends[some, None] + np.arange(-most, 0)  # of those with fewer rows, with others' before them
+            own = np.arange(most) >= most - counts[some, None]
+            parts = [x[:, which].swapaxes(0, 1) for x, which in ((q, np.maximum(batch, 0)), (k, keys), (v, keys))]
+            made = attention(*parts, **_rules(decoder, number, most, size))
+            heads[:, batch[own]] = made.swapaxes(0, 1)[:, own]
+    for end, size, one in zip(ends, counts, seen, strict=True):
+        for (layer, head), added in one.variant.added.items():
             if layer == number:
-                first = end - len(places) + variant.first - start
-                heads[head, first : first + len(added)] += added
+                late = added[max(0, least - one.variant.first) :]
+                heads[head, end - size : end - size + len(late)] += late
     return decoder.after(number, hidden, decoder.mixed(number, heads))
 
 
-def _behind(past: tuple[Array, Array] | None, *new: Array) -> Sequence[Array]:
-    """Keys and values, (…, kv_heads, tokens, d_k), behind those that all variants share."""
-    if past is None:
-        return new
-    pairs = zip(past, new, strict=True)
-    return [np.concatenate([np.broadcast_to(old, (*x.shape[:-3], *old.shape)), x], axis=-2) for old, x in pairs]
+def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
+    """The derivative by the residual stream of some rows after the last layer, `hidden`, both (rows, d_model).
 
-
-def of_logits(decoder: Decoder, hidden: Array, rows: slice, upstream: Array) -> Array:
-    """The derivative by the residual stream after the last layer, (tokens, d_model).
-
-    hidden     (tokens, d_model), that residual stream
-    upstream   (rows, vocabulary), the derivative by the logits of some rows
+    upstream   (rows, vocabulary), the derivative by these rows' logits
     """
-    config, result = decoder.config, np.zeros_like(hidden)
-    for position, by_logits in enumerate(upstream, rows.start):
-        row = hidden[position]
-        by_raw = np.asarray(by_logits, hidden.dtype)
-        if config.logit_softcap is not None:
-            capped = decoder.logits(row) / config.logit_softcap
-            by_raw = by_raw * (1 - capped * capped)
-        some = np.flatnonzero(by_raw)
-        if not len(some):
-            continue
-        chosen = decoder.weights.rows(decoder.unembedding, some) if len(some) < len(by_raw) // 8 else None
-        if chosen is None:
-            direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
-        else:
-            direction = by_raw[some] @ chosen
-        result[position] = decoder.normed("output_norm", row, direction * config.logit_scale)
-    return result
+    config, by_raw = decoder.config, np.asarray(upstream, hidden.dtype)
+    if config.logit_softcap is not None:
+        capped = decoder.logits(hidden) / config.logit_softcap
+        by_raw = by_raw * (1 - capped * capped)
+    some = np.flatnonzero(by_raw.any(axis=0))
+    if len(some) < by_raw.shape[1] // 8:
+        direction = by_raw[:, some] @ decoder.weights.rows(decoder.unembedding, some)
+    else:
+        direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
+    return decoder.normed("output_norm", hidden, direction * config.logit_scale)
 
 
 def through(
@@ -226,42 +270,48 @@ def through(
     variants: Sequence[Variant],
     by_last: Array,
     past: Sequence[tuple[Array, Array]] = (),
+    each: Each = iter,
 ) -> Iterator[tuple[int, int, Attended]]:
     """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
 
-    hidden     the residual stream before each layer and after the last, (variants, tokens, d_model) each
-    by_last    (variants, tokens, d_model), the derivative by the last of these
+    hidden     the residual stream before each layer, (variants, tokens, d_model) each
+    by_last    (variants, rows, d_model), the derivative by that of the last rows after the last layer
     past       each layer's keys and values of the tokens before, if `hidden` is of the last tokens alone
+    each       iterates over the layers
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
     upstream = by_last
     scale = decoder.config.added_scale
-    for number in reversed(range(decoder.config.layers)):
+    for number in (decoder.config.layers - 1 - done for done in each(range(decoder.config.layers))):
         name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
+        rows = slice(before.shape[-2] - upstream.shape[-2], None)  # in the last layer only those of the logits
         places = np.arange(first, first + before.shape[-2])
         x, q, k, v, projected, angles = decoder.before(number, before, places)
         if past:
             k, v = (
-                np.stack([np.concatenate([old, each], axis=1) for each in new])
+                np.stack([np.concatenate([old, one], axis=1) for one in new])
                 for old, new in zip(past[number], (k, v), strict=True)
             )
-        seen = [attend(decoder, number, each.gates, *x) for each, *x in zip(variants, q, k, v, strict=True)]
-        output = decoder.mixed(number, np.stack([part.output for part in seen]))
-        middle = before + scale * decoder.normed(f"{name}post_attention_norm", output)
+        seen = [attend(decoder, number, one.gates, *x) for one, *x in zip(variants, q, k, v, strict=True)]
+        output = decoder.mixed(number, np.stack([part.output[:, rows] for part in seen]))
+        middle = before[:, rows] + scale * decoder.normed(f"{name}post_attention_norm", output)
         parallel = decoder.config.parallel
-        by_mlp = in_blocks(partial(_through_mlp, decoder, number), before if parallel else middle, upstream)
+        by_mlp = in_blocks(partial(_through_mlp, decoder, number), before[:, rows] if parallel else middle, upstream)
         by_middle, upstream = upstream if parallel else upstream + by_mlp, upstream + by_mlp
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * by_middle)
         by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
-        g = split(by_heads, decoder.config.d_k)
+        g = np.zeros_like(q)
+        g[:, :, rows] = split(by_heads, decoder.config.d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
-        by = {part: np.stack([each[part][:, -x.shape[-2] :] for each, _ in results]) for part in "qkv"}
+        by = {part: np.stack([one[part][:, -x.shape[-2] :] for one, _ in results]) for part in "qkv"}
         by_x = decoder.weights.product(join(by["v"]), f"{name}attn_v.weight", back=True)
         for part in "qk":
             plain = decoder.placed(number, part, projected[part], angles[part], by[part])
             by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
-        upstream = upstream + decoder.normed(f"{name}attn_norm", before, by_x)
+        by_before = decoder.normed(f"{name}attn_norm", before, by_x)
+        by_before[:, rows] += upstream
+        upstream = by_before
         for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
 
@@ -277,17 +327,18 @@ def _through_mlp(decoder: Decoder, number: int, source: Array, upstream: Array) 
 
 
 def edges(part: Attended, rows: range) -> Array:
-    """a_ij·(g_i·v_j − g_i·o_i) of some rows, (heads, rows, keys): the derivative by an edge's logit.
+    """a_ij·(g_i·v_j − g_i·o_i) of the rows at some positions, (heads, rows, keys): the derivative by an edge's logit.
 
     Where there are gates, the edges on the rows' own keys have none, and are 0.
     """
-    some = slice(rows.start, rows.stop)
-    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + rows.start}
+    before = part.k.shape[1] - part.q.shape[1]
+    some = slice(rows.start - before, rows.stop - before)
+    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + some.start}
     if "query_segments" in rules:
         rules["query_segments"] = rules["query_segments"][some]
     matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
-    before = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
-    left = share(np, before, taken(part.state, slice(None), some))  # of the whole row, the own key included
+    earlier = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
+    left = share(np, earlier, taken(part.state, slice(None), some))  # of the whole row, the own key included
     weights = np.asarray(matrix[:], np.float64) * left[..., None]
     by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
     along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
