@@ -17,6 +17,7 @@ from clearhead.errors import FileError
 from clearhead.explaining import part_runs, rerun
 from clearhead.explaining.answers import probability
 from clearhead.explaining.rerun import PartEffect
+from clearhead.models.decoder import Decoder
 from clearhead.report.answered import show
 from seeds import fresh
 
@@ -110,6 +111,29 @@ def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
     assert part_runs.pairs(again, parts, 40.0) == []  # a small share of the total
     plain = made_again(monkeypatch, lambda off: 10.0 - 2.0 * len(off))  # a sum: no pair
     assert part_runs.pairs(plain, part_runs.hidden(plain, made_parts([2.0] * 4), "").parts, 8.0) == []
+
+
+def test_a_text_of_twelve_lines_takes_few_short_passes(monkeypatch):
+    """The rows of the first layer are counted in every pass."""
+    lines = [
+        "mary had a little lamb", "its fleece was white as snow", "and everywhere that mary went",
+        "the lamb was sure to go", "it followed her to school one day", "which was against the rule",
+        "it made the children laugh", "to see a lamb at school", "jack and jill went up the hill",
+        "to fetch a pail of water", "jack fell down and broke his crown", "and jill came tumbling",
+    ]  # fmt: skip
+    text, passes, before = "\n".join(lines), [], Decoder.before
+    starts = np.cumsum([0, *(len(line) + 1 for line in lines)]).tolist()
+
+    def counted(self, number, hidden, places):
+        passes.extend([hidden.size // hidden.shape[-1]] * (number == 0))
+        return before(self, number, hidden, places)
+
+    monkeypatch.setattr(Decoder, "before", counted)
+    parts = [(start, start + len(line)) for start, line in zip(starts, lines, strict=False)]
+    found = ch.explain(text, parts=parts)
+    assert len(found.parts) == 12
+    assert len(passes) <= 17
+    assert sum(passes) <= 33 * len(found.tokens)
 
 
 def printed(seen, language):

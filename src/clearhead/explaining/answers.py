@@ -6,6 +6,7 @@ it is ln P less ln of the other's; for two single tokens that is the difference 
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole, read_place
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 from clearhead.explaining.texts import continued
-from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token
+from clearhead.models.protocol import Each, ForwardPass, LanguageModel, Token, Variant
 from clearhead.models.tokenizer import Reading, check_unicode
 from clearhead.spelling import cut
 from clearhead.watching.pieces import words
@@ -92,7 +93,7 @@ class Question(NamedTuple):
 
 
 def said_by(
-    model: LanguageModel, reading: Reading, answer: Any, word: str | None, most: int, each: Each
+    model: LanguageModel, reading: Reading, run: ForwardPass, answer: Any, word: str | None, most: int, each: Each
 ) -> tuple[Reading, Any]:
     """Let the model say its answer, of at most `most` tokens, where none is given; return what is read, and the answer.
 
@@ -105,7 +106,7 @@ def said_by(
     said = answer
     if not isinstance(said, str):
         ids = [token.id for token in reading.tokens] + ([] if said is None else [said])
-        made = model.generate(ids, most or _REPLY, each, ends=True)
+        made = model.generate(ids, most or _REPLY, each, ends=True, run=run)
         said = ("" if said is None else model.tokenizer.text(said)) + model.tokenizer.decoded(made)
     if word is None:
         return reading, said or None
@@ -194,17 +195,21 @@ def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int)
         if logits[i] >= floor and words_of[i] in standing:
             return i
     ids = [token.id for token in reading.tokens]
-    whole = (i for i in begins[:_CHECKED] if not goes_on(model, ids, run, i))
+    tried = begins[:_CHECKED]
+    whole = (i for i, more in zip(tried, goes_on(model, len(ids), run, tried), strict=True) if not more)
     return next(whole, begins[0] if begins else order[0] if order else answer)
 
 
-def goes_on(model: LanguageModel, ids: list[int], run: ForwardPass, token: int) -> bool:
-    """Does the model go on within the word that a token begins, as after " Mont"? One step of decoding."""
+def goes_on(model: LanguageModel, place: int, run: ForwardPass, tokens: Sequence[int]) -> list[bool]:
+    """Does the model go on within the word that each token begins at that place, as after " Mont"? One pass for all."""
     try:
-        (after,) = model.generate([*ids, token], 1, run=run)
+        model.tokenizer.fits(place + 1, 1)
     except ShapeError:  # the text fills the model's positions
-        return False
-    return words([*map(model.tokenizer.text, (token, after))]) == [0, 0]
+        return [False] * len(tokens)
+    variants = [Variant(first=place, ids={place: token}) for token in tokens]
+    after = (int(np.argmax(rows[0])) for rows in model.again(run, variants, range(place, place + 1)))
+    texts = ([*map(model.tokenizer.text, pair)] for pair in zip(tokens, after, strict=True))
+    return [words(pair) == [0, 0] for pair in texts]
 
 
 def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[int, ...]:

@@ -86,9 +86,11 @@ def explain(
     turns = [turn for turn in reading.turns if turn[0] < turn[1]]
     where = turns[:-1] or turns or [(0, len(reading.text))]
     hidden = where if hide is None else read_slices("hide", hide, reading.text)
-    if word is not None or (answer is None and (more or turns)):
-        reading, answer = said_by(loaded, reading, answer, word, more, each)
     run = forward_pass(loaded, reading.tokens, each)
+    if word is not None or (answer is None and (more or turns)):
+        before = reading
+        reading, answer = said_by(loaded, reading, run, answer, word, more, each)
+        run = run if reading is before else forward_pass(loaded, reading.tokens, each)
     asked = read_answers(loaded, reading.tokens, run, answer, against)
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:

@@ -27,6 +27,7 @@ _POINTS = 4
 _LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
 LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
 _NEAR = 0.05  # nearer than this share of the range that y has on the way
+_SHORT = 256  # tokens that run at once to find it
 _TRIED = 4  # parts of which every two are hidden together
 _MUCH = 0.25  # of the total: what two parts together have to change
 _TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
@@ -71,9 +72,7 @@ def integrated(again: Again, gated: list[int], each: Each) -> tuple[Integral, fl
     cheap = config.shares_runs and last > _LONG and rows.start - max(gated) >= _QUESTION
     first, gated = 0 in gated, [token for token in gated if token]
     points = _POINTS if gated and not cheap else 0
-    low, total = begin(again, gated, LOWS if points else ())
-    if first:
-        total = again.value - rerun.hidden(again.model, again.based, [[0, *gated]])[0].value
+    low, total = begin(again, gated, LOWS if points else (), first=first)
     if not points:
         return (np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), np.zeros(last)), total, 0
     targets = [one.target for one in again.based]
@@ -98,14 +97,21 @@ def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
     return moved if moved[0] > _LEAK * np.ptp(run.logits[row]) else None
 
 
-def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS) -> tuple[float, float]:
-    """Where the integral begins, and y(everything) − y(nothing)."""
-    low, values = 0.0, [again.value]
-    for low in (0.0, *lows):
-        values.append(rerun.hidden(again.model, again.based, [gated], [low])[0].value)
-        if low and abs(values[-1] - values[1]) <= _NEAR * np.ptp(values):
-            break
-    return low, again.value - values[1]
+def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS, *, first: bool = False) -> tuple[float, float]:
+    """Where the integral begins, and y(everything) − y(nothing), in which also the `first` token is replaced.
+
+    The last of `lows` is taken where none before it is near, without a run. Those of a short text run at once.
+    """
+    tried = [([0, *gated], 0.0)] * first + [(gated, low) for low in (0.0, *lows[:-1]) if lows or not first]
+    step, values = max(1, _SHORT // len(again.based[0].target.ids)), list[float]()
+    starts = [0, *range(1 + first if step < len(tried) else step, len(tried), step)]
+    for some in (tried[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)):
+        runs = rerun.hidden(again.model, again.based, *map(list, zip(*some, strict=True)))
+        for (_, low), one in zip(some, runs, strict=True):
+            values.append(one.value)
+            if low and abs(one.value - values[first]) <= _NEAR * np.ptp([again.value, *values[first:]]):
+                return low, again.value - values[0]
+    return lows[-1] if lows else 0.0, again.value - values[0]
 
 
 class Hidden(NamedTuple):
@@ -154,12 +160,15 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
         start, stop = parts[places[0]].start, parts[places[-1]].stop
         tokens = tuple(token for place in places for token in parts[place].tokens)
         groups.append(PartEffect(text[start:stop], start, stop, tokens, 0.0, parts[places[0]].replaced, **changed))
-    for part in by_change([*groups, *made])[:_SHOWN]:  # does the likeliest token without it only begin a word?
-        then, listed = part.likeliest, groups if part in groups else made
-        if then is not None and then.id != again.pair[0]:
-            target, run = again.based[0][:2]
-            begins = goes_on(again.model, target.ids[: target.rows.start + 1], run, then.id)
-            listed[listed.index(part)] = part._replace(begins=begins)
+    shown = by_change([*groups, *made])[:_SHOWN]  # does the likeliest token without it only begin a word?
+    then = list(dict.fromkeys(one.likeliest.id for one in shown if one.likeliest))
+    if tried := [token for token in then if token != again.pair[0]]:
+        target, run = again.based[0][:2]
+        on = dict(zip(tried, goes_on(again.model, target.rows.start + 1, run, tried), strict=True))
+        for listed in (groups, made):
+            for place, part in enumerate(listed):
+                if part in shown and part.likeliest is not None and part.likeliest.id in on:
+                    listed[place] = part._replace(begins=on[part.likeliest.id])
     return Hidden(made, sorted(groups, key=lambda group: group.start), runs)
 
 

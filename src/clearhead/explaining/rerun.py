@@ -133,7 +133,7 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> Forwa
                 f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
             )
     with np.errstate(over="ignore", invalid="ignore"):
-        finite = run.logits is None or all(np.isfinite(row).all() for row in run.logits)
+        finite = run.logits is None or bool(np.isfinite(run.logits[-1]).all())
     if not finite:
         raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
     return run
@@ -263,8 +263,8 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             if place < len(made):
                 made[place] = made[place]._replace(value=made[place].value + value)
             else:
-                first, likeliest = np.asarray(rows[0], np.float64), int(np.argmax(rows[0]))
-                logits = {token: float(first[token]) for token in (likeliest, *one.tokens)}
-                total = first[likeliest] + np.log(np.exp(first - first[likeliest]).sum())
-                made.append(Rerun(value, logits, likeliest, float(total), odds))
+                likeliest, said = int(np.argmax(rows[0])), one.target.answer[0]
+                logits = {token: float(rows[0, token]) for token in (likeliest, *one.tokens)}
+                total = float(rows[0, said] + np.logaddexp(0.0, -odds[0]))  # since ln P is the logit less the total
+                made.append(Rerun(value, logits, likeliest, total, odds))
     return made

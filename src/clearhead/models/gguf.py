@@ -23,7 +23,9 @@ from clearhead.models.folder import described, one_line
 from clearhead.models.tensors import in_order
 from clearhead.models.weights import Stored, packings, unpacks
 
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NUMBERS = {  # the types of numbers
+    kind: struct.Struct(f"<{code}") for kind, code in enumerate("BbHhIif?--Qqd") if code != "-"
+}
 _STRING, _ARRAY = 8, 9
 _FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"  # of rotary positions
 _PLAIN = {0: ("F32", "<f4"), 1: ("F16", "<f2"), 28: ("F64", "<f8"), 30: ("BF16", "<u2")}
@@ -39,8 +41,7 @@ class GGUF(NamedTuple):
 
 def _number(data: mmap.mmap, kind: int) -> Any:
     """The next number, of a type of GGUF's; struct raises where the file ends before it."""
-    code = "<" + _NUMBERS[kind]
-    return struct.unpack(code, data.read(struct.calcsize(code)))[0]
+    return _NUMBERS[kind].unpack(data.read(_NUMBERS[kind].size))[0]
 
 
 def _text(data: mmap.mmap) -> str:
@@ -54,7 +55,7 @@ def _value(data: mmap.mmap, kind: int) -> Any:
     inner, count = _number(data, 4), _number(data, 10)
     if inner == _STRING:
         return [_text(data) for _ in range(count)]
-    numbers = np.frombuffer(data, "<" + _NUMBERS[inner], count, data.tell())
+    numbers = np.frombuffer(data, _NUMBERS[inner].format, count, data.tell())
     data.seek(numbers.nbytes, os.SEEK_CUR)
     return numbers.tolist()
 

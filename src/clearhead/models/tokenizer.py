@@ -109,10 +109,10 @@ class Tokenizer:
 
         A token that the chat template writes begins messages and no text.
         """
-        ids, template = self.encoder.get_vocab(), self.template or ""
         words = (self.words.get("bos_token"), *_BORDERS)
-        borders = (word for word in words if word and word in ids and word not in template)
-        return ids[word] if (word := next(borders, None)) else (self.continuation("\n") or [0])[-1]
+        borders = (self.encoder.token_to_id(word) for word in words if word and word not in (self.template or ""))
+        border = next((number for number in borders if number is not None), None)
+        return (self.continuation("\n") or [0])[-1] if border is None else border
 
     def _tokens(self, encoded: Any, text: str) -> list[Token]:
         if not encoded.ids or not text:
