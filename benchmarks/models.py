@@ -102,12 +102,12 @@ def _ours(place: str, tokens: int, after: int, threads: int) -> list[float]:
     return [*seconds, (time.perf_counter() - start) / after, peak()]
 
 
-def random_llama(place: Path, kind: str, tokenizer: Path) -> None:
-    """Write a Llama with random weights of standard deviation 1/√d_in, 16 layers, 2,048 wide, and this tokenizer."""
+def random_llama(place: Path, kind: str, tokenizer: Path, layers: int = 16, width: int = 2048, mlp: int = 8192) -> None:
+    """Write a Llama with random weights of standard deviation 1/√d_in and this tokenizer."""
     import gguf
     import numpy as np
 
-    packing, width, mlp, heads, kv_heads = gguf.GGMLQuantizationType[kind], 2048, 8192, 32, 8
+    packing, heads, kv_heads = gguf.GGMLQuantizationType[kind], 32, 8
     size, size_in_bytes = gguf.GGML_QUANT_SIZES[packing]
     source, writer, rng = gguf.GGUFReader(tokenizer), gguf.GGUFWriter(place, "llama"), np.random.default_rng(0)
     for name, field in source.fields.items():
@@ -116,7 +116,7 @@ def random_llama(place: Path, kind: str, tokenizer: Path) -> None:
                 writer.add_array(name, field.contents())
             else:
                 writer.add_key_value(name, field.contents(), field.types[0])
-    counts = {"context_length": 4096, "embedding_length": width, "block_count": 16, "feed_forward_length": mlp}
+    counts = {"context_length": 4096, "embedding_length": width, "block_count": layers, "feed_forward_length": mlp}
     counts |= {"head_count": heads, "head_count_kv": kv_heads, "rope_dimension_count": width // heads}
     for name, count in counts.items():
         getattr(writer, f"add_{name}")(count)
@@ -134,13 +134,13 @@ def random_llama(place: Path, kind: str, tokenizer: Path) -> None:
         writer.add_tensor(name, data.reshape(rows, -1), raw_dtype=packing)
 
     add("token_embd.weight", len(source.fields["tokenizer.ggml.tokens"].data), width)
-    norms = ["output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(16) for part in ("attn", "ffn"))]
+    norms = ["output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(layers) for part in ("attn", "ffn"))]
     for norm in norms:
         writer.add_tensor(f"{norm}.weight", np.ones(width, np.float32))
     keys = width // heads * kv_heads
     shapes = {"attn_q": (width, width), "attn_k": (keys, width), "attn_v": (keys, width), "attn_output": (width, width)}
     shapes |= {"ffn_gate": (mlp, width), "ffn_up": (mlp, width), "ffn_down": (width, mlp)}
-    for layer in range(16):
+    for layer in range(layers):
         for part, shape in shapes.items():
             add(f"blk.{layer}.{part}.weight", *shape)
     for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
