@@ -223,5 +223,7 @@ def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[i
     if not text.strip():
         raise ShapeError(f"{name} is empty: there is no token to explain.", 'answer=" Paris"')
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
-    made = [tuple(model.tokenizer.continuation(spelling)) for spelling in spellings]
-    return max((ids for ids in made if ids), key=lambda ids: float(logits[ids[0]]))
+    made = [ids for spelling in spellings if (ids := tuple(model.tokenizer.continuation(spelling)))]
+    if not made:
+        raise ShapeError(f"{name} is {wanted!r}, of which the model's tokenizer makes no token.", "name another text.")
+    return max(made, key=lambda ids: float(logits[ids[0]]))

@@ -27,7 +27,7 @@ from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
-_BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
+BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
 
 
@@ -247,7 +247,7 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
         for name, (kind, array) in mapped_tensors(path)[0].items():
-            if name.endswith(_BUFFERS):
+            if name.endswith(BUFFERS):
                 continue
             packed = kind == "U8" and name.endswith(("_blocks", "_scales"))  # gpt-oss
             if array is None or not (packed or kind in ("F64", "F32", "F16", "BF16")):
@@ -261,7 +261,21 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
         biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
         if biases and stated.get(key) is False:
             raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
+        known = "token_embd.weight" in result and key in FAMILIES[config.family].defaults
+        if not biases and stated.get(key) is True and known:
+            raise FileError(f"{place}: {key} is true, but the weights have none of these biases.")
     return result
+
+
+def check_folder(place: Path) -> None:
+    """Raise FileError for a folder of another kind than a model's, or that has an adapter beside the model."""
+    if os.path.isfile(adapter := place / "adapter_config.json"):
+        base = json_of(adapter).get("base_model_name_or_path")
+        what = f"{place} has an adapter (such as LoRA) of {base}, and adapters are not applied here."
+        raise FileError(what, "PeftModel.merge_and_unload() of peft makes one model of both; save that.")
+    files = sorted(path.name for path in place.glob("*.gguf"))
+    if files and not os.path.isfile(place / "config.json"):
+        raise FileError(f"{place} has no config.json, but GGUF files.", f"name one of them: {', '.join(files)}")
 
 
 def weight_files(place: Path) -> list[Path]:

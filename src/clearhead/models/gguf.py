@@ -45,7 +45,7 @@ def _number(data: mmap.mmap, kind: int) -> Any:
 
 
 def _text(data: mmap.mmap) -> str:
-    return data.read(_number(data, 10)).decode("utf-8")
+    return data.read(_number(data, 10)).decode("utf-8", "backslashreplace")  # a name or a licence may be in any code
 
 
 def _value(data: mmap.mmap, kind: int) -> Any:
@@ -100,7 +100,9 @@ def _read(path: Path) -> GGUF:
     try:
         version = _number(data, 4)
         if version not in (2, 3):
-            raise FileError(f"{path} is GGUF version {version}: 2 and 3 are read here.")
+            what = f"GGUF version {version}: 2 and 3 are read here."
+            what = "a big-endian GGUF file, and little-endian ones are read here." if version % 2**16 == 0 else what
+            raise FileError(f"{path} is {what}", "take the usual file of the same model.")
         tensors, keys = _number(data, 10), _number(data, 10)
         metadata = {_text(data): _value(data, _number(data, 4)) for _ in range(keys)}
         infos = [(_text(data), _shape(data), _number(data, 4), _number(data, 10)) for _ in range(tensors)]
@@ -108,7 +110,13 @@ def _read(path: Path) -> GGUF:
             raise damaged(path, "it gives a key or a tensor twice.")
         alignment = metadata.get("general.alignment", 32)
         start = -(-data.tell() // alignment) * alignment
-        return GGUF(path, metadata, {info[0]: _tensor(path, data, start, *info) for info in infos})
+        made = {info[0]: _tensor(path, data, start, *info) for info in infos}
+        end = 0
+        for name, *_, offset in infos:  # each tensor begins where the one before it ends
+            if offset != end:
+                raise damaged(path, f"`{name}` stands at byte {offset:,} of the tensors, and {end:,} is right.")
+            end += -(-made[name].data.nbytes // alignment) * alignment
+        return GGUF(path, metadata, made)
     except FileError:
         raise
     except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, struct.error) as error:

@@ -21,9 +21,9 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import FileError, MissingExtraError, RuleError, ShapeError
+from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models.families import Config
-from clearhead.models.folder import check_layers, downloaded, ids_in, one_line, weight_files
+from clearhead.models.folder import BUFFERS, check_folder, check_layers, downloaded, ids_in, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import attended, through_attention
@@ -114,7 +114,7 @@ class HubModel:
                 logits = self.inner(torch.tensor([list(ids)]), use_cache=False).logits[0, rows.start : rows.stop]
             by = torch.as_tensor(slope(logits.detach().float().numpy()), dtype=logits.dtype)
             asked = [*(output for _, output in kept), *([logs] if beside else ())]
-            grads = torch.autograd.grad(logits, asked, by)
+            grads = torch.autograd.grad(logits, asked, by, materialize_grads=True)  # a loop's last round may be unused
             for number in reversed(range(len(kept))):
                 call, g = kept[number][0], grads[number][0].numpy()
                 q, k, v = (x[0].detach().numpy() for x in (call.q, call.k, call.v))
@@ -194,8 +194,13 @@ def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[st
     config = inner.config.get_text_config()
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
-    with torch.inference_mode(), _watched(inner) as seen:
-        inner(torch.tensor([[0]]))
+    try:
+        with torch.inference_mode(), _watched(inner) as seen:
+            inner(torch.tensor([[0]]))
+    except ClearheadError:
+        raise
+    except Exception as error:  # of numbers in its config that do not fit together
+        raise FileError(f"{name}: Transformers cannot run it: {one_line(error)}") from error
     layers = [seen.layer(one) for one in seen.layers]
     shapes = {layer.q.shape[1] for layer in layers}
     if len(shapes) > 1:
@@ -226,7 +231,8 @@ def load(name: str, place: Path | None = None) -> HubModel:
         what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
         raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = place or (Path(name) if os.path.isdir(name) else downloaded(name))
-    weight_files(place)  # before anything is built
+    check_folder(place)  # before anything is built
+    weight_files(place)
     try:
         inner, tokenizer = _loaded(name, place)
     except (FileError, MissingExtraError):
@@ -245,6 +251,10 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     stated = json_of(place / "config.json")
     for part in (stated, stated.get("text_config")):
         check_layers(place / "config.json", part.get("num_hidden_layers") if isinstance(part, dict) else None)
+    if stated.get("auto_map") and stated.get("model_type") not in transformers.CONFIG_MAPPING:
+        what = f"{name} is computed by Python code of its own (auto_map), which does not run here."
+        hint = "load it yourself with trust_remote_code=True, and give both, (model, tokenizer)."
+        raise FileError(what, hint)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
@@ -264,6 +274,10 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
         more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
         hint = "do config.json and the weights belong together?"
         raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
+    unused = sorted(key for key in info["unexpected_keys"] if not key.endswith(BUFFERS))
+    if unused and decodes:
+        what = f"{name}: Transformers' {type(inner).__name__} does not use `{unused[0]}` ({len(unused)} such tensors)."
+        raise FileError(what, "leaving it out may change the answers: load it yourself, and give (model, tokenizer).")
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 

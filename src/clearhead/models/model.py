@@ -338,6 +338,7 @@ def _of_folder(place: Path, name: str) -> Model:
 def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
     """The sizes of a folder's decoder, and its tensors, checked. Raises FileError."""
     path = place / "config.json"
+    folder.check_folder(place)
     check_waits(path)
     config = folder.config_of(path, data := json_of(path))
     stored = folder.stored(place, config, data)

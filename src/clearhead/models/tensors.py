@@ -6,6 +6,7 @@ and surplus tensors are refused.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -23,12 +24,15 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str
     A tensor that the family has not keeps its own name, so that it is refused later.
     """
     family, result = FAMILIES[config.family], {}
+    names = family.names
     for key, (kind, array) in arrays.items():
         words = key.removeprefix("transformer.").split(".")
         numbers = [word for word in words if word.isdecimal()]
         pattern = ".".join("{}" if word.isdecimal() else word for word in words)
+        if pattern not in names and f"model.{pattern}".rpartition(".")[0] in names:  # saved without its head
+            pattern = f"model.{pattern}"
         stem, _, suffix = pattern.rpartition(".")
-        known = family.names.get(pattern) or (f"{family.names[stem]}.{suffix}" if stem in family.names else "")
+        known = names.get(pattern) or (f"{names[stem]}.{suffix}" if stem in names else "")
         name = known.format(*numbers) or key
         turned = array.ndim == 3 or (family.transposed and array.ndim == 2 and name.startswith("blk."))
         shape = array.shape[::-1] if turned and array.ndim == 2 else array.shape
@@ -44,17 +48,20 @@ def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str,
     family, result, d_k = FAMILIES[config.family], dict(tensors), config.d_k
     rope = next(filter(None, config.ropes), None)
     for name, tensor in tensors.items():
-        part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(tensor.shape[0])
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part)
+        part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(prod(tensor.shape[:1]))
+        turns = {"attn_q": config.heads, "attn_k": config.kv_heads, "attn_qkv": config.heads + config.kv_heads}
+        turning = turns.get(part, 0)
+        values = config.kv_heads * d_k if part == "attn_qkv" else 0  # behind the heads that turn
         if part == "attn_qkv" and family.by_head and form == "folder" and len(rows) % (config.kv_heads * d_k) == 0:
             each = rows.reshape(config.kv_heads, -1, d_k)
             order = np.concatenate([each[:, :-2].ravel(), each[:, -2].ravel(), each[:, -1].ravel()])
-        elif heads and rope is not None and form in family.neighbours and len(rows) == heads * d_k:
-            order, width = rows.reshape(heads, d_k).copy(), 2 * len(rope.rates)
-            order[:, :width] = order[:, :width].reshape(heads, -1, 2).swapaxes(1, 2).reshape(heads, width)
+        elif turning and rope is not None and form in family.neighbours and len(rows) == turning * d_k + values:
+            order, width = rows.copy(), 2 * len(rope.rates)
+            heads = order[: turning * d_k].reshape(turning, d_k)
+            heads[:, :width] = heads[:, :width].reshape(turning, -1, 2).swapaxes(1, 2).reshape(turning, width)
         else:
             continue
-        result[name] = replace(tensor, order=order.ravel())
+        result[name] = replace(tensor, order=order)
     return result
 
 
@@ -63,29 +70,26 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
 
     A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
     """
-    whole = _cut(tensors, config)
-    known = {}
+    whole, belong = _cut(tensors, config), "do its sizes and the weights belong together?"
+    parts = {name.split(".", 2)[-1] for name in whole}  # of any layer: what one layer has, each has
+    known, misshapen = dict[str, Stored](), ""
     for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
         name = wanted.removeprefix(_OPTIONAL)
-        if name not in whole:
-            if name != wanted:
-                continue
-            raise FileError(
-                f"{path}: the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has.",
-                "do its sizes and the weights belong together?",
-            )
-        if whole[name].shape not in shapes:
-            raise FileError(
-                f"{path}: `{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}.",
-                "do its sizes and the weights belong together?",
-            )
-        known[name] = whole[name]
+        if name in whole:
+            known[name] = whole[name]
+            if whole[name].shape not in shapes:
+                misshapen = misshapen or f"`{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}."
+        elif name == wanted or (name.startswith("blk.") and name.split(".", 2)[-1] in parts):
+            what = f"the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has."
+            raise FileError(f"{path}: {misshapen or what}", belong)
     surplus = sorted(whole.keys() - known.keys())
     if surplus:
         raise NotInNumPyError(
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
             "leaving it out would change the answers; Transformers may run it.",
         )
+    if misshapen:
+        raise FileError(f"{path}: {misshapen}", belong)
     return known
 
 
@@ -139,7 +143,7 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
         layer, _, rest = name.removeprefix("blk.").partition(".")
         part, _, kind = rest.rpartition(".")
         sizes, start = parts.get(part, {}), 0
-        if tensor.shape[0] != sum(sizes.values()):
+        if tensor.shape[:1] != (sum(sizes.values()),):
             sizes, result[name] = {}, tensor
         for each, size in sizes.items():
             if f"blk.{layer}.{each}.{kind}" in tensors and each != part:

@@ -73,6 +73,9 @@ def check(file: GGUF, vocabulary: int) -> list[str]:
         raise damaged(file.path, f"its tokenizer has {count} words, and its embeddings {vocabulary}.")
     if kind not in _KINDS:
         raise FileError(f"{file.path}: a tokenizer of kind {kind!r} is not known here.", f"{', '.join(_KINDS)} are.")
+    wanted = "scores" if kind == "llama" else "merges"
+    if not isinstance(data.get(f"tokenizer.ggml.{wanted}"), list):
+        raise FileError(f"{file.path} does not say tokenizer.ggml.{wanted}, by which its tokenizer merges words.")
     if kind == "gpt2" and cut is not None and (not isinstance(cut, str) or cut not in CUTS):
         what = f"{file.path}: its tokenizer cuts texts as {cut!r} does, which is not known here."
         raise FileError(what, f"{', '.join(CUTS)} are.")
