@@ -291,8 +291,9 @@ def integral(
         asked = (target.ids, variants, target.rows, lambda rows: target.value(rows)[1])
         for layer, place, part in model.differentiated(*asked, each=each):
             width = widths[start + place]
-            by_key[layer] += width * part.by_gates * inside
-            by_edge[layer] += width * edges(part, target.rows) * inside
+            heads = len(part.q)
+            by_key[layer, :heads] += width * part.by_gates * inside
+            by_edge[layer, :heads] += width * edges(part, target.rows) * inside
             if part.beside.size:
                 beside += width * part.beside * inside
     if not np.isfinite(by_key).all():
@@ -313,7 +314,7 @@ def cuts(again: Again) -> Array:
         slopes = edges(part, target.rows)
         a = np.stack([weights(layer, row) for row in target.rows], axis=1)
         if again.rest == "first" and part.rules.get("sinks") is None:
-            result[layer] = a * slopes[..., :1] / np.maximum(a[..., :1], _LEAST) - slopes
+            result[layer, : len(a)] = a * slopes[..., :1] / np.maximum(a[..., :1], _LEAST) - slopes
         else:
-            result[layer] = -slopes / np.maximum(1 - a, _LEAST)
+            result[layer, : len(a)] = -slopes / np.maximum(1 - a, _LEAST)
     return result

@@ -202,7 +202,10 @@ def each_off(
     """
     all_run = model.config.shares_runs and sum(len(one.target.rows) for one in based) <= _ANSWER
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
-    chosen = [divmod(place, effects.shape[1]) for place in (order if all_run else order[:count])]
+    chosen = [divmod(place, effects.shape[1]) for place in order]
+    if not all_run:
+        heads = [len(layer.q) for layer in based[0].run.layers]  # a layer may have fewer than others
+        chosen = [place for place in chosen if place[1] < heads[place[0]]][:count]
     runs, changes = without(model, based, chosen), np.full(effects.shape, np.nan)
     changes[tuple(np.transpose(chosen))] = [one.value - sum(each.value for each in based) for one in runs]
     return changes, dict(zip(chosen, runs, strict=True))
@@ -218,7 +221,7 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
     if not model.config.shares_runs:
         variant, some = Variant(), range(row, row + 1)
         for layer, _, part in model.differentiated(list(run.ids), [variant], some, lambda rows: target.value(rows)[1]):
-            first[layer] = np.einsum("hd,hd->h", part.g[:, row], part.output[:, row])
+            first[layer, : len(part.g)] = np.einsum("hd,hd->h", part.g[:, row], part.output[:, row])
     return each_off(model, [based_on(target, run)], first, _FIRST)[0]
 
 

@@ -73,6 +73,8 @@ def steps_of_text(
     entropy = entropy_of(run, place)
     number, head_of_it, change = _chosen(loaded, run, place, entropy, asked)
     chosen = run.layers[number]
+    if head is not None and head >= len(chosen.q):
+        raise SelectionError(f"head {head} is outside 0..{len(chosen.q) - 1} of layer {numbers[number]}.")
     traced = trace_of_head(chosen, head_of_it)
     choices = [] if run.logits is None else [next_tokens(loaded, row, max(1, count)) for row in run.logits]
     after = choices[place] if choices else []
@@ -115,7 +117,9 @@ def _chosen(
 ) -> tuple[int, int, float | None]:
     """The layer and head that were asked for, or else did most there, and what the logit changes by without it."""
     changes, numbers = None, entropy
-    if None in asked and run.logits is not None and entropy.size > 1:
+    if asked[0] is not None and asked[1] is not None:
+        return asked[0], asked[1], None
+    if run.logits is not None and entropy.size > 1:
         changes = without_heads(model, run, row)
         numbers = -np.nan_to_num(np.abs(changes), nan=-1.0)
     places = tuple(slice(None) if each is None else each for each in asked)
@@ -131,7 +135,10 @@ def entropy_of(run: ForwardPass, token: int) -> Array:
         AttentionMatrix(layer.q, layer.k, **layer.rules).observe(entropy=True, queries=slice(token, token + 1))
         for layer in run.layers
     ]
-    return np.stack([np.asarray(row.entropy, dtype=np.float64)[:, 0] for row in rows])
+    made = np.full((len(rows), max(len(layer.q) for layer in run.layers)), np.inf)  # of heads that a layer has not
+    for layer, row in enumerate(rows):
+        made[layer, : len(row.entropy)] = np.asarray(row.entropy, dtype=np.float64)[:, 0]
+    return made
 
 
 def trace_of_head(layer: LayerRun, head: int) -> Trace:

@@ -55,10 +55,28 @@ def rendered(template: str, messages: Sequence[dict[str, str]], name: object, wo
 
     words   the special tokens that a template may write, such as bos_token
     A template may strip the spaces around a message, so that the marks stand inside them. Where the marks change more
-    of the text than themselves, the message is searched for behind the one before it.
+    of the text than themselves, the message is searched for behind the one before it. A template that writes none of
+    them is given each content as a list of parts, as templates of models that see pictures want it.
     Raises FileError where the template is broken, takes too long or refuses the messages.
     """
     render = _renderer(template, name, words)
+    made = _found(render, messages)
+    if not any(stop for _, stop in made.turns):
+        with suppress(FileError):
+            parts = _found(
+                lambda given: render([{**one, "content": _parts(one["content"])} for one in given]), messages
+            )
+            written = any(stop for _, stop in parts.turns) and "'type':" not in parts.text
+            made = parts if written else made
+    return made
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
+
+
+def _found(render: Any, messages: Sequence[dict[str, str]]) -> Rendered:
+    """The messages as `render` gives them, and where each stands."""
     text, dated = render(messages)
     unused = (chr(number) for number in range(_FIRST_MARK, sys.maxunicode) if chr(number) not in text)
     marks = [(next(unused), next(unused)) for _ in messages]

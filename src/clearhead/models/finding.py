@@ -5,6 +5,7 @@ its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models-
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_HUB = re.compile(r"(hf:|(https?://)?(www\.)?(hf|huggingface)\.co/)")  # before a name on the Hugging Face hub
 _OLLAMA_MODEL, _OLLAMA_ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 
 
@@ -55,9 +57,11 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
         return hub.of_loaded(*parts)
     if not isinstance(name, (str, os.PathLike)):
         raise DtypeError(expected("model", name, "a path, a name or a loaded model"), 'model="smollm2"')
-    text = str(read_path(name))
+    text = os.path.expanduser(read_path(name))
     if not text.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
+    if not os.path.exists(text):
+        text = _HUB.sub("", text, count=1) if _HUB.match(text) else text
     place = _place(text)
     refused: ClearheadError | None = None
     if place is not None:
@@ -78,15 +82,19 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
 def _place(name: str) -> Path | None:
     """The file or folder of a model; None for one that is not here, and may be on the Hugging Face hub."""
     kind, _, rest = name.partition(":")
-    if kind in ("ollama", "lmstudio") and rest:
-        return _of_program(kind, rest)
+    if kind.lower() in ("ollama", "lmstudio") and rest:
+        return _of_program(kind.lower(), rest)
     path = Path(name)
     if os.path.isfile(path) or os.path.isdir(path):
         return path
     if name == "smollm2":
         return _smollm2()
     is_path = path.is_absolute() or name.startswith(".") or len(path.parts) > 2 or path.suffix == ".gguf"
-    cached = None if is_path else {known: here for known, here, _ in _of_hugging_face()}.get(name)
+    here = {known.lower(): place for known, place, _ in _of_hugging_face()}
+    cached = here.get(name.lower().removesuffix(".gguf"))
+    several = [] if cached else [known for known in here if known.startswith(f"{name.lower()}/")]
+    if several:
+        raise FileError(f"{name} is several models in GGUF files.", f"name one: {', '.join(several)}")
     if cached is None and (is_path or find_spec("transformers") is None):
         raise FileError(
             f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
@@ -105,11 +113,13 @@ def _smollm2() -> Path:
 
 def _of_program(kind: str, name: str) -> Path:
     """The file of a name of Ollama's or LM Studio's. Raises FileError."""
-    ollama, asked = kind == "ollama", name.removesuffix(":latest").lower()
+    ollama, asked = kind == "ollama", name.lower().removesuffix(":latest").removesuffix(".gguf")
+    asked = asked.removeprefix("registry.ollama.ai/")
     here = list(_ollama_models() if ollama else _lmstudio_models())
     for known, place, reason in here:
         words = known.partition(":")[2].lower()
         owned = [f"library/{words}"] if ollama else [words.partition("/")[2], *map(str, Path(words).parents)]
+        owned += [] if ollama else [f"{words}/{place.stem.lower()}", place.stem.lower()]
         if asked in (words, *owned):
             if reason:
                 raise FileError(f"{known}: {reason}")
@@ -163,8 +173,12 @@ def _of_hugging_face() -> Iterator[Here]:
             if os.path.isfile(main):
                 snapshots = [folder_of_model / "snapshots" / read_text(str(main)).strip()]
             for snapshot in snapshots[-1:]:
+                name = folder_of_model.name.removeprefix("models--").replace("--", "/")
+                files = [path for path in sorted(snapshot.glob("*.gguf")) if _first_of_model(path.name)]
+                for path in files:
+                    yield (name if len(files) == 1 else f"{name}/{path.stem}", path, "")
                 if all(map(os.path.isfile, (snapshot / "config.json", *folder.weight_files(snapshot)))):
-                    yield (folder_of_model.name.removeprefix("models--").replace("--", "/"), snapshot, "")
+                    yield (name, snapshot, "")
 
 
 def models_here() -> list[dict[str, Any]]:

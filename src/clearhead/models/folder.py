@@ -28,6 +28,7 @@ from clearhead.models.weights import Stored
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
 BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
+_TOKENIZERS = "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "tekken.json", "tokenizer.model"
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
 
 
@@ -297,16 +298,17 @@ def check_tokenizer(place: Path) -> bool:
     """Is there a tokenizer.json? Raises FileError where neither it nor GPT-2's two files are there."""
     if os.path.isfile(place / "tokenizer.json"):
         return True
-    if not all(os.path.isfile(place / name) for name in ("vocab.json", "merges.txt")):
-        raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+    others = [name for name in _TOKENIZERS if os.path.isfile(place / name)]
+    if not others:
+        raise FileError(f"{place} has no tokenizer.json, and no other file of a tokenizer.")
     kind = _json(place / "tokenizer_config.json").get("tokenizer_class")
     kind = str(kind or _json(place / "config.json").get("model_type", "gpt2"))
-    if not kind.lower().startswith("gpt2"):
-        raise FileError(
-            f"{place}: a {kind} has no tokenizer.json there, and how it cuts texts is not known here.",
-            f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers.",
-        )
-    return False
+    if others[:2] == list(_TOKENIZERS[:2]) and kind.lower().startswith("gpt2"):
+        return False
+    raise NotInNumPyError(
+        f"{place} has no tokenizer.json, and how a {kind} cuts texts by {others[-1]} is not known here.",
+        f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers makes one.",
+    )
 
 
 def tokenizer_of(place: Path) -> Any:
@@ -336,6 +338,8 @@ def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
     """Add the tokens that are found before a text is cut and that stand beside tokenizer.json alone."""
     from tokenizers import AddedToken
 
+    if data.get("split_special_tokens"):
+        raise NotInNumPyError(f"{place}: split_special_tokens is true, which is not computed here.")
     words = _special_words(place, data)
     more = data.get("extra_special_tokens") or data.get("additional_special_tokens") or ()
     special = [*words.values(), *map(_text, more.values() if isinstance(more, dict) else more)]

@@ -202,11 +202,7 @@ def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[st
     except Exception as error:  # of numbers in its config that do not fit together
         raise FileError(f"{name}: Transformers cannot run it: {one_line(error)}") from error
     layers = [seen.layer(one) for one in seen.layers]
-    shapes = {layer.q.shape[1] for layer in layers}
-    if len(shapes) > 1:
-        what = f"{name}: its layers have {sorted(shapes)} heads, and explain shows models with as many in each."
-        raise RuleError(what, "ch.watch shows each of them.")
-    heads, kv_heads = shapes.pop(), layers[0].k.shape[1]
+    heads, kv_heads = max((layer.q.shape[1], layer.k.shape[1]) for layer in layers)  # a layer may have fewer
     sizes = Config(config.model_type, len(layers), heads, kv_heads, config.hidden_size, config.vocab_size)
     paths = tuple(layer.path for layer in layers), tuple(path for path, _ in seen.unseen)
     return sizes._replace(shares_runs=False), *paths  # each variant is a run of its own

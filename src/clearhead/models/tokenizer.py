@@ -87,9 +87,11 @@ class Tokenizer:
             )
 
     def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩, and no word as ⟨id 97⟩."""
         spelling = self.encoder.id_to_token(token)
-        if spelling is not None and "▁" in spelling:  # SentencePiece's space, which decoding one token may drop
+        if spelling is None:  # embeddings may have more rows than there are words
+            return f"⟨id {token}⟩"
+        if "▁" in spelling:  # SentencePiece's space, which decoding one token may drop
             return str(spelling).replace("▁", " ")
         decoded: str = self.encoder.decode([token], skip_special_tokens=False)
         return decoded if decoded and "\ufffd" not in decoded else hexadecimal(str(spelling))
