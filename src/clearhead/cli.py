@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -58,13 +59,16 @@ def _run(options: argparse.Namespace) -> int:
     if options.command is None:
         options.usage()
         return 0
-    try:
-        _check_targets(options)
-        return _COMMANDS[options.command](options)
-    except ClearheadError as error:
-        streams.complain(f"clearhead {options.command}", error.one_line())
-    except MemoryError:
-        streams.complain(f"clearhead {options.command}", "there is not enough memory for this.")
+    complain = partial(streams.complain, f"clearhead {options.command}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_args, **_named: complain(f"warning: {message}")
+        try:
+            _check_targets(options)
+            return _COMMANDS[options.command](options)
+        except ClearheadError as error:
+            complain(error.one_line())
+        except MemoryError:
+            complain("there is not enough memory for this.")
     return 2
 
 
