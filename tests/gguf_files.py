@@ -30,8 +30,8 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: int = 0) -> Path:
-    """The model in one file, or with `split` so many tensors in each; matrices as `kind`.
+def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: int = 0, *, fused: bool = False) -> Path:
+    """The model in one file, or with `split` so many tensors in each; matrices as `kind`, or q, k and v as one.
 
     `more` is given the writer, for what a test adds.
     """
@@ -86,9 +86,12 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
     writer.add_token_merges(["t 0"])
     if more is not None:
         more(writer)
-    for key, array in _tensors(model, architecture, layers):
-        array = permuted(array, heads) if name in NEIGHBOURS and "attn_q." in key else array
-        array = permuted(array, kv_heads) if name in NEIGHBOURS and "attn_k." in key else array
+    tensors = dict(_tensors(model, architecture, layers))
+    for part, count in (("attn_q.", heads), ("attn_k.", kv_heads)) if name in NEIGHBOURS else ():
+        tensors |= {key: permuted(array, count) for key, array in tensors.items() if part in key}
+    for key in [key for key in tensors if fused and "attn_q." in key]:  # as llama.cpp's --fuse-qkv
+        tensors[key.replace("_q", "_qkv")] = np.concatenate([tensors.pop(key.replace("_q", f"_{x}")) for x in "qkv"])
+    for key, array in tensors.items():
         packed = array.ndim > 1 and array.shape[-1] % 32 == 0
         label = gguf.GGMLQuantizationType[kind if packed else "F32"]
         writer.add_tensor(key, quantize(np.ascontiguousarray(array), label), raw_dtype=label)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining.answers import Target
@@ -246,6 +247,12 @@ def rewrite(place, **changes):
         (lambda d: truncate(d / "model.safetensors", -1000), "is not a whole safetensors file"),
         (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda d: (d / "tokenizer.json").write_text("{}"), "the tokenizer cannot be read"),
+        (lambda d: (d / "tokenizer.json").rename(d / "tokenizer.model"), "a gpt2 cuts texts by tokenizer.model is not"),
+        (lambda d: (d / "config.json").rename(d / "a.gguf"), "has no config.json, but GGUF files"),
+        (lambda d: shutil.copy(d / "config.json", d / "adapter_config.json"), "has an adapter (such as LoRA) of None"),
+        (lambda d: weighed(d, "h.1.attn.c_proj.bias"), "lack what GGUF calls `blk.1.attn_output.bias`"),
+        (lambda d: weighed(d, **{"ln_f.weight": np.ones(())}), "`output_norm.weight` has shape ()"),
+        (lambda d: weighed(d, more=np.ones(3), **{"ln_f.weight": np.ones(3)}), "more` (1 such tensors in all)"),
     ],
 )
 def test_invalid_checkpoints_are_refused(copied, spoil, words):
@@ -254,6 +261,15 @@ def test_invalid_checkpoints_are_refused(copied, spoil, words):
         load(copied)
     assert words in str(caught.value)
     assert "\n" not in caught.value.one_line()
+
+
+def weighed(place, *left, **others):
+    weights = load_file(place / "model.safetensors")
+    prefix = "transformer." if "transformer.wte.weight" in weights else ""
+    weights |= {prefix + name: array.astype(np.float32) for name, array in others.items()}
+    for name in left:
+        del weights[prefix + name]
+    save_file(weights, place / "model.safetensors")
 
 
 def truncate(place, length):

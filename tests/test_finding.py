@@ -168,6 +168,44 @@ def test_a_type_that_is_not_unpacked_is_named(tmp_path, file, kind, words):
         load(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data, at: data[:4] + (3).to_bytes(4, "big") + data[8:], "is a big-endian GGUF file"),
+        (lambda data, at: data[:at] + (30).to_bytes(4, "little") + data[at + 4 :], "stands at byte .* is right"),
+        (lambda data, at: data[: at + 4] + b"\1" + data[at + 5 :], "`blk.0.attn_norm.weight` stands at byte"),
+        (lambda data, at: data.replace(b"gpt-2", b"gpt\xff2"), "cuts texts as 'gpt"),
+        (lambda data, at: data.replace(b"ggml.merges", b"ggml.mergez"), "does not say tokenizer.ggml.merges"),
+    ],
+    ids=["big-endian", "another type", "another place", "no UTF-8", "no merges"],
+)
+def test_a_header_that_contradicts_itself_is_named(tmp_path, file, change, words):
+    data, name = file.read_bytes(), b"blk.0.attn_norm.weight"
+    (tmp_path / "model.gguf").write_bytes(change(data, data.index(name) + len(name) + 4 + 8))
+    with pytest.raises(FileError, match=words):
+        load(tmp_path / "model.gguf")
+
+
+def test_names_are_found_as_people_write_them(home, file):
+    studio(home, "Tiny-Q4.gguf", of=file)
+    shutil.copy(file, home / "a file.gguf")
+    shutil.copytree(FOLDER, home / "hub" / "models--Owner--Tiny" / "snapshots" / "0a")
+    for kind, names in (("one", ["Q4"]), ("two", ["Q4", "Q8"])):
+        place = home / "hub" / f"models--owner--{kind}" / "snapshots" / "0a"
+        place.mkdir(parents=True)
+        for name in names:
+            shutil.copy(file, place / f"{name}.gguf")
+    names = "~/a file.gguf", "lmstudio:Tiny-Q4", "lmstudio:someone/tiny/tiny-q4.gguf", "owner/one", "owner/two/Q8.gguf"
+    assert {ch.load_model(name).config.layers for name in names} == {3}
+    names = "owner/tiny", "hf:Owner/Tiny", "hf.co/Owner/Tiny", "https://huggingface.co/Owner/Tiny"
+    assert {ch.load_model(name).config.layers for name in names} == {2}
+    with pytest.raises(FileError, match=r"owner/two is several models[\s\S]*owner/two/q4, owner/two/q8"):
+        ch.load_model("owner/two")
+    (home / "model.safetensors").write_bytes(b"12345678{}")
+    with pytest.raises(FileError, match=r"is no GGUF file\.\s+hint: of a model in several"):
+        ch.load_model(home / "model.safetensors")
+
+
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path, file):
     place = tmp_path / "model.gguf"
     shutil.copy(file, place)

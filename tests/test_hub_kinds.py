@@ -105,6 +105,10 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
     "deepseek v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT | ROUTED, (0, 1)),
     "deepseek v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT | ROUTED, (0, 1)),
     "minicpm3": ("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT, (0, 1)),
+    "laguna": ("LagunaForCausalLM", "LagunaConfig", {
+        **SIXTEEN, "num_attention_heads_per_layer": [2, 6], "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    }, (0, 1)),
 }  # fmt: skip
 QUICK = ["qwen3.5 whole", "granite 4", "gemma 4", "llama 4", "deepseek v3"]
 # their own masks leave out more of a recurrent layer than what it reads of a token, or are not taken

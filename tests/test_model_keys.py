@@ -89,6 +89,12 @@ def test_a_key_that_is_refused_is_named_and_a_tensor_counts_once(tmp_path):
     save_file({key: x for key, x in weights.items() if "lm_head" not in key}, place / "model.safetensors")
     with pytest.raises(FileError, match=r"lack what GGUF calls `output\.weight`"):
         load(place)
+    ids = list(range(N))
+    save_file({key.removeprefix("model."): x for key, x in weights.items()}, place / "model.safetensors")
+    assert_close(load(place).run(ids).logits, logits_of(place, ids))  # saved without its head
+    (place / "config.json").write_text(json.dumps(stated | {"attention_bias": True}))
+    with pytest.raises(FileError, match="attention_bias is true, but the weights have none of these biases"):
+        load(place)
 
 
 def with_keys(**values):

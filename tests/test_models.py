@@ -188,11 +188,14 @@ def run_of(peer, ids):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [(name, form) for name in CASES for form in ("folder", "gguf") if (name, form) not in NO_KEY]
+    ("name", "form"),
+    [(name, form) for name in CASES for form in ("folder", "gguf") if (name, form) not in NO_KEY]
+    + [("llama, biases", "fused"), ("qwen3", "fused")],
 )
 def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     peer, ids = peer_of(name), fresh().integers(0, 97, N).tolist()
-    model = load(saved(peer, tmp_path, "50KB") if form == "folder" else write(tmp_path / "model.gguf", peer))
+    file = tmp_path / "model.gguf"
+    model = load(saved(peer, tmp_path, "50KB") if form == "folder" else write(file, peer, fused=form == "fused"))
     logits, heads, streams = run_of(peer, ids)
     run = model.run(ids)
     np.testing.assert_allclose(np.asarray(run.logits), logits, atol=1e-4 * max(1, np.abs(logits).max()))
