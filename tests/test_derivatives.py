@@ -249,7 +249,7 @@ def rewrite(place, **changes):
         (lambda d: (d / "tokenizer.json").write_text("{}"), "the tokenizer cannot be read"),
         (lambda d: (d / "tokenizer.json").rename(d / "tokenizer.model"), "a gpt2 cuts texts by tokenizer.model is not"),
         (lambda d: (d / "config.json").rename(d / "a.gguf"), "has no config.json, but GGUF files"),
-        (lambda d: shutil.copy(d / "config.json", d / "adapter_config.json"), "has an adapter (such as LoRA) of None"),
+        (lambda d: shutil.copy(d / "config.json", d / "adapter_config.json"), "has an adapter (such as LoRA)"),
         (lambda d: weighed(d, "h.1.attn.c_proj.bias"), "lack what GGUF calls `blk.1.attn_output.bias`"),
         (lambda d: weighed(d, **{"ln_f.weight": np.ones(())}), "`output_norm.weight` has shape ()"),
         (lambda d: weighed(d, more=np.ones(3), **{"ln_f.weight": np.ones(3)}), "more` (1 such tensors in all)"),

@@ -202,7 +202,7 @@ def test_names_are_found_as_people_write_them(home, file):
     with pytest.raises(FileError, match=r"owner/two is several models[\s\S]*owner/two/q4, owner/two/q8"):
         ch.load_model("owner/two")
     (home / "model.safetensors").write_bytes(b"12345678{}")
-    with pytest.raises(FileError, match=r"is no GGUF file\.\s+hint: of a model in several"):
+    with pytest.raises(FileError, match=r"is no GGUF file\.\s+hint: of several files give"):
         ch.load_model(home / "model.safetensors")
 
 

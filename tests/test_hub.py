@@ -119,6 +119,10 @@ def configured(**changes: Any) -> Callable[[Path], Any]:
     return change
 
 
+HALF = {  # which Transformers turns at its full width where the kind is Llama 3's
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5,
+}  # fmt: skip
 UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tiktoken installed))"
 
 
@@ -136,7 +140,7 @@ UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tikto
         (r"lack model\.layers\.2\.input_layernorm\.weight and \d+ more", "llama", configured(num_hidden_layers=3)),
         ("computed by Python code of its own", "llama", configured(model_type="x", auto_map={"AutoConfig": "y.Z"})),
         (r"LlamaForCausalLM does not use `model\.layers\.1\.", "llama", configured(num_hidden_layers=1)),
-        ("Transformers cannot run it", "llama", configured(partial_rotary_factor=0.5)),
+        ("cannot load it: The size of tensor", "llama", configured(rope_parameters=HALF)),
         (UNREAD, "llama", without_tokens),
         (UNREAD, "llama", configured(hidden_size=48)),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
-from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, shown
 from clearhead.models.families import (
     ACTIVATIONS,
@@ -22,6 +22,7 @@ from clearhead.models.families import (
     check_keys,
     of_parameters,
 )
+from clearhead.models.protocol import ids_in
 from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
 
@@ -262,20 +263,18 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
         biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
         if biases and stated.get(key) is False:
             raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
-        known = "token_embd.weight" in result and key in FAMILIES[config.family].defaults
-        if not biases and stated.get(key) is True and known:
+        read = key in FAMILIES[config.family].defaults and "token_embd.weight" in result
+        if read and stated.get(key) is True and not biases:
             raise FileError(f"{place}: {key} is true, but the weights have none of these biases.")
     return result
 
 
 def check_folder(place: Path) -> None:
     """Raise FileError for a folder of another kind than a model's, or that has an adapter beside the model."""
-    if os.path.isfile(adapter := place / "adapter_config.json"):
-        base = json_of(adapter).get("base_model_name_or_path")
-        what = f"{place} has an adapter (such as LoRA) of {base}, and adapters are not applied here."
+    if os.path.isfile(place / "adapter_config.json"):
+        what = f"{place} has an adapter (such as LoRA), and adapters are not applied here."
         raise FileError(what, "PeftModel.merge_and_unload() of peft makes one model of both; save that.")
-    files = sorted(path.name for path in place.glob("*.gguf"))
-    if files and not os.path.isfile(place / "config.json"):
+    if (files := sorted(path.name for path in place.glob("*.gguf"))) and not os.path.isfile(place / "config.json"):
         raise FileError(f"{place} has no config.json, but GGUF files.", f"name one of them: {', '.join(files)}")
 
 
@@ -387,12 +386,6 @@ def chat_of(place: Path, tokenizer: Any) -> tuple[str | None, dict[str, str], fr
     ends = [_json(place / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
     end = tokenizer.token_to_id(words["eos_token"]) if "eos_token" in words else None
     return stated if isinstance(stated, str) else None, words, ids_in(end, *ends)
-
-
-def ids_in(*values: Any) -> frozenset[int]:
-    """The ids among these values, each of which may be one id, a list of them or nothing."""
-    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    return frozenset(one for one in flat if is_whole(one) and one >= 0)
 
 
 def downloaded(name: str) -> Path:

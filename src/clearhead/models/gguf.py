@@ -97,9 +97,7 @@ def _read(path: Path) -> GGUF:
     data = mapped(path)
     if data.read(4) != b"GGUF":
         if path.suffix in (".safetensors", ".json", ".bin", ".pt", ".pth"):
-            raise FileError(
-                f"{path} is no GGUF file.", "of a model in several files give the folder, with config.json."
-            )
+            raise FileError(f"{path} is no GGUF file.", "of several files give the folder, with config.json.")
         raise damaged(path, "it does not begin with GGUF.")
     try:
         version = _number(data, 4)

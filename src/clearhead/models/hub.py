@@ -23,8 +23,8 @@ from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, ShapeError
 from clearhead.models.families import Config
-from clearhead.models.folder import BUFFERS, check_folder, check_layers, downloaded, ids_in, one_line, weight_files
-from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
+from clearhead.models.folder import BUFFERS, check_folder, check_layers, downloaded, one_line, weight_files
+from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_in, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
 from clearhead.models.variants import attended, through_attention
 from clearhead.watching.naming import ModulePath
@@ -194,13 +194,8 @@ def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[st
     config = inner.config.get_text_config()
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
-    try:
-        with torch.inference_mode(), _watched(inner) as seen:
-            inner(torch.tensor([[0]]))
-    except ClearheadError:
-        raise
-    except Exception as error:  # of numbers in its config that do not fit together
-        raise FileError(f"{name}: Transformers cannot run it: {one_line(error)}") from error
+    with torch.inference_mode(), _watched(inner) as seen:
+        inner(torch.tensor([[0]]))
     layers = [seen.layer(one) for one in seen.layers]
     heads, kv_heads = max((layer.q.shape[1], layer.k.shape[1]) for layer in layers)  # a layer may have fewer
     sizes = Config(config.model_type, len(layers), heads, kv_heads, config.hidden_size, config.vocab_size)
@@ -230,12 +225,11 @@ def load(name: str, place: Path | None = None) -> HubModel:
     check_folder(place)  # before anything is built
     weight_files(place)
     try:
-        inner, tokenizer = _loaded(name, place)
-    except (FileError, MissingExtraError):
+        return of_loaded(*_loaded(name, place), name)
+    except ClearheadError:
         raise
     except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
         raise FileError(f"{name}: Transformers cannot load it: {one_line(error)}") from error
-    return of_loaded(inner, tokenizer, name)
 
 
 def _loaded(name: str, place: Path) -> tuple[Any, Any]:

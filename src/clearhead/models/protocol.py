@@ -165,6 +165,12 @@ def ids_of(model: LanguageModel, given: Sequence[int] | str) -> list[int]:
     return [int(one) for one in given]
 
 
+def ids_in(*values: Any) -> frozenset[int]:
+    """The ids among these values, each of which may be one id, a list of them or nothing."""
+    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return frozenset(one for one in flat if is_whole(one) and one >= 0)
+
+
 def layer_numbers(model: LanguageModel) -> Sequence[int]:
     """The number that each of the layers that attend has among all of the model's layers."""
     return getattr(model, "numbers", None) or range(model.config.layers)

@@ -8,8 +8,9 @@ import warnings
 from typing import Any
 
 from clearhead.errors import FileError
-from clearhead.models.folder import ids_in, one_line
+from clearhead.models.folder import one_line
 from clearhead.models.gguf import GGUF, damaged
+from clearhead.models.protocol import ids_in
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
