@@ -242,9 +242,8 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     for part in (stated, stated.get("text_config")):
         check_layers(place / "config.json", part.get("num_hidden_layers") if isinstance(part, dict) else None)
     if stated.get("auto_map") and stated.get("model_type") not in transformers.CONFIG_MAPPING:
-        what = f"{name} is computed by Python code of its own (auto_map), which does not run here."
         hint = "load it yourself with trust_remote_code=True, and give both, (model, tokenizer)."
-        raise FileError(what, hint)
+        raise FileError(f"{name} is computed by Python code of its own (auto_map), which does not run here.", hint)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
         raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
@@ -264,8 +263,7 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
         more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
         hint = "do config.json and the weights belong together?"
         raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
-    unused = sorted(key for key in info["unexpected_keys"] if not key.endswith(BUFFERS))
-    if unused and decodes:
+    if decodes and (unused := sorted(key for key in info["unexpected_keys"] if not key.endswith(BUFFERS))):
         what = f"{name}: Transformers' {type(inner).__name__} does not use `{unused[0]}` ({len(unused)} such tensors)."
         raise FileError(what, "leaving it out may change the answers: load it yourself, and give (model, tokenizer).")
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
