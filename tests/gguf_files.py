@@ -20,7 +20,7 @@ NEIGHBOURS = (
 NAMES = {  # of the architecture, where it is not the model_type
     "mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
     "olmo3": "olmo2", "gpt_neox": "gptneox", "phi": "phi2", "hunyuan_v1_dense": "hunyuan-dense",
-    "ministral3": "mistral3", "cohere": "command-r",
+    "ministral3": "mistral3", "cohere": "command-r", "gemma4_text": "gemma4",
 }  # fmt: skip
 INNER = ("ffn_hidden_size", "intermediate_size", "n_inner")
 
@@ -38,6 +38,7 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
     config, name = model.config, model.config.model_type
     architecture = NAMES.get(name, name)
     writer = gguf.GGUFWriter(place, architecture, split_max_tensors=split)
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4, whose layers differ
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
     if name == "falcon" and not config.new_decoder_architecture:
@@ -75,6 +76,8 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
             add(getattr(config, key))
     if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if architecture == "gemma4":
+        _by_layer(writer, config)
     if name == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
     if getattr(config, "query_pre_attn_scalar", None):  # real Gemmas need no key, since their head's width says it
@@ -100,6 +103,32 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
     writer.write_tensors_to_file()
     writer.close()
     return place
+
+
+def _by_layer(writer: Any, config: Any) -> None:
+    """The sizes of Gemma 4's layers, in place of those that are written already."""
+    kept, near = writer.kv_data[0], [kind == "sliding_attention" for kind in config.layer_types]
+    layers = [config.per_layer_config[number] for number in range(len(near))]
+    far, shared = layers[-1].head_dim, len(near) - config.num_kv_shared_layers
+    sizes = ("attention.key_length", "attention.value_length", "attention.head_count_kv", "feed_forward_length")
+    for key in (*sizes, "rope.dimension_count", "final_logit_softcapping"):
+        kept.pop(f"gemma4.{key}", None)
+    writer.add_sliding_window_pattern(near)
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    wide = 2 if config.use_double_wide_mlp else 1
+    writer.add_feed_forward_length([config.intermediate_size * (wide if n >= shared else 1) for n in range(len(near))])
+    writer.add_key_length(far)
+    writer.add_value_length(far)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count(far)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+    turned = int(far * config.rope_parameters["full_attention"]["partial_rotary_factor"]) // 2
+    factors = np.where(np.arange(far // 2) < turned, 1, 1e30).astype(np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
 
 
 def _positions(writer: Any, config: Any, architecture: str, d_k: int) -> None:
@@ -140,11 +169,12 @@ def _tensors(model: Any, architecture: str, layers: int) -> Any:
     for key, parameter in _parts(model):
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
+        key += ".weight" * key.endswith("layer_scalar")
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         array = parameter.to(torch.float32).numpy()
         if architecture == "gpt2" and array.ndim == 2 and ("attn.c" in key or "mlp.c" in key):
             array = array.T
-        yield name, array + 1 if architecture.startswith("gemma") and "norm" in key else array
+        yield name, array + 1 if architecture in ("gemma", "gemma2", "gemma3") and "norm" in key else array
 
 
 def _parts(model: Any) -> Any:

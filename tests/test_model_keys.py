@@ -32,6 +32,9 @@ CHANGED = {  # other values of keys, each of which some family computes with and
     "norm_topk_prob": [True, False], "num_experts_per_tok": [1], "decoder_sparse_step": [2], "rotary_pct": [0.5],
     "enable_bias": [False], "_remove_final_layer_norm": [True], "parallel_attn": [False], "alibi": [True],
     "layer_norm_eps": [0.3], "layer_norm_epsilon": [0.3], "norm_epsilon": [0.3], "no_rope_layers": [[0, 1, 0]],
+    "global_head_dim": [16], "num_global_key_value_heads": [1, 3], "num_kv_shared_layers": [0, 2, 5],
+    "attention_k_eq_v": [True, False], "use_double_wide_mlp": [True], "enable_moe_block": [True],
+    "hidden_size_per_layer_input": [0, 8], "vocab_size_per_layer_input": [40], "per_layer_config": [{}],
 }  # fmt: skip
 ALIKE = ("gpt2, ", "llama, ", "qwen2, ", "phi-3, long")  # of these one case of the family is enough
 
@@ -57,6 +60,8 @@ def test_each_key_of_a_folder_counts_or_is_refused(tmp_path, name):
             changes.append({key: value})
             if key.startswith("rope_"):
                 changes.append({"rope_parameters": None, key: value})
+            if "per_layer_config" in stated and key.startswith(("global", "layer", "num_")):  # as on the hub
+                changes.append({"per_layer_config": None, "global_head_dim": 16, key: value})
     right, drawn = 0, fresh().permutation(len(changes))[: 2 * settings().max_examples]  # in the long run all
     for change in (changes[number] for number in drawn):
         kept = {key: value for key, value in {**stated, **change}.items() if change.get(key, value) is not None}
@@ -132,6 +137,9 @@ READ = {  # the keys, and the model of Transformers that they mean
     "Ollama's names": ("gemma 3", {**PATTERN, "rope_local_base_freq": 77.0, "rope_theta": 5e5}, {
         "rope__freq_base": None, "rope__global__freq_base": 5e5, "rope__local__freq_base": 77.0
     }),
+    "gemma 4 without a cap": ("gemma 4", {"sliding_window": 5, "final_logit_softcapping": 30.0}, {
+        "final_logit_softcapping": None, "attention__scale": 3.0, "rope__freq_base_swa": None
+    }),
     "near base": ("gemma 3", {**PATTERN, "rope_local_base_freq": 77.0}, {"rope__freq_base_swa": 77.0}),
 }  # fmt: skip
 REFUSED = [
@@ -139,7 +147,8 @@ REFUSED = [
     ("granite", {"rope__scaling__finetuned": False}), ("qwen3", {"attention__causal": False}),
     ("qwen3", {"expert_count": 4}),
     ("qwen3", {"rope__scaling__type": "linear", "rope__scaling__attn_factor": 2.0}),
-    ("gpt2", {"use_parallel_residual": True}),
+    ("gpt2", {"use_parallel_residual": True}), ("gemma 4", {"expert_count": 4}),
+    ("gemma 4", {"attention__key_length_swa": None}), ("gemma 4", {"attention__value_length": 3}),
 ]  # fmt: skip
 
 
@@ -162,4 +171,4 @@ def test_keys_of_gguf_files_that_are_not_known_are_refused(tmp_path, name, keys)
     with pytest.raises(FileError) as caught:
         load(place)
     key = list(keys)[-1].replace("__", ".")
-    assert key in str(caught.value) or key == "expert_count"
+    assert key in str(caught.value) or key in ("expert_count", "attention.value_length")

@@ -20,6 +20,7 @@ SIZES_OF = {  # sizes that fit together, of latent attention, state spaces and l
         "num_key_value_heads": 4,
     },
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
+    "gemma4_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60},
     "nemotron_h": {"layer_types": ["mamba", "full_attention"]},
 }  # fmt: skip
 MODELS = {  # as people call them: Transformers' class, and the architecture that llama.cpp's files say
@@ -34,6 +35,7 @@ MODELS = {  # as people call them: Transformers' class, and the architecture tha
     "Gemma 3 1B": ("Gemma3ForCausalLM", "gemma3"),
     "Gemma 3 4B, 12B, 27B": ("Gemma3ForConditionalGeneration", "gemma3"),
     "Gemma 4": ("Gemma4ForConditionalGeneration", "gemma4"),
+    "Gemma 4, text alone": ("Gemma4ForCausalLM", "gemma4"),
     "gpt-oss": ("GptOssForCausalLM", "gpt-oss"),
     "Mistral 7B, Nemo, Small": ("MistralForCausalLM", "llama"),
     "Ministral 3": ("Mistral3ForConditionalGeneration", "mistral3"),

@@ -64,6 +64,10 @@ OSS = {
     "sliding_window": 7,
     "rope_parameters": YARN | {"truncate": False},
 }
+GEMMA4 = {
+    "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 CASES = {
     "gpt2": ("GPT2", {}),
     "gpt2, scaled by layer": ("GPT2", {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}),
@@ -83,6 +87,14 @@ CASES = {
         "final_logit_softcapping": 3.0,
     }),
     "gemma 3": ("Gemma3", {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 9}),
+    "gemma 4": ("Gemma4", GEMMA4 | {
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
+    }),
+    "gemma 4, keys as values": ("Gemma4", GEMMA4 | {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "attention_bias": True,
+    }),
     "phi-3, window": ("Phi3", {"sliding_window": 6}),
     "phi-3, long": ("Phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONG}),
     "granite": ("Granite", {
@@ -143,12 +155,13 @@ def peer_of(name):
         del inputs["intermediate_size"]
     if kind in ("GPT2", "GPTNeoX", "OPT"):
         del inputs["num_key_value_heads"]
-    config = getattr(hf, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))(
+    config = getattr(hf, f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4") else f"{kind}Config")(
         **inputs, attn_implementation="eager"
     )
     peer = getattr(hf, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(int(fresh().integers(2**31)))
-    for part, parameter in peer.named_parameters():  # gpt-oss's experts reach their limit of 7
+    scales = [each for each in peer.named_buffers() if each[0].endswith("layer_scalar")]  # of Gemma 4
+    for part, parameter in (*peer.named_parameters(), *scales):  # gpt-oss's experts reach their limit of 7
         torch.nn.init.normal_(
             parameter, std=3.0 if kind == "GptOss" and "gate_up" in part else 0.3, generator=generator
         )
@@ -218,6 +231,12 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     (left,) = model.again(run, [Variant(gates, 1)], range(N - 1, N))
     gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)], range(N - 1, N))[-1][0]))
     np.testing.assert_allclose(left, gated, atol=1e-4 * max(1, np.abs(gated).max()))
+    size = model.config.sizes[-1]  # the last layer, whose keys and values may be another's
+    off = Variant(None, 1, {(model.config.layers - 1, 0): np.zeros((N - 1, size.d_k), np.float32)})
+    same, other = model.again(run, [off, Variant(None, 5, {}, {5: 7})], range(N - 1, N))
+    np.testing.assert_allclose(same[0], run.logits[N - 1], atol=1e-4 * max(1, np.abs(logits).max()))
+    expected = model.run([*ids[:5], 7, *ids[6:]]).logits[N - 1]
+    np.testing.assert_allclose(other[0], expected, atol=1e-4 * max(1, np.abs(expected).max()))
     made = model.generate(ids, 12)
     whole = np.asarray(model.run(ids + made).logits)[N - 1 : -1]
     gaps = np.sort(whole, axis=-1)[:, -1] - whole[np.arange(12), made]  # cached decoding takes the full pass's choice
@@ -229,7 +248,7 @@ def choices_off(config):
     yield "centred", config._replace(centred=not config.centred)
     yield "activation", config._replace(activation="tanh")
     yield "scales", config._replace(scales=(config.scales[0] * 1.1,) * config.layers)
-    numbers = ("softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
+    numbers = ("d_input", "softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
     for name in (*numbers, "parallel", "normed_last"):
         if getattr(config, name) != (usual := Config._field_defaults[name]):
             yield name, config._replace(**{name: usual})
@@ -261,12 +280,13 @@ def test_every_choice_of_a_family_changes_its_answers(tmp_path, monkeypatch, nam
     for choice, config in choices_off(model.config):
         assert changes(replace(model, decoder=Decoder(config, model.decoder.weights))), choice
     stored = model.decoder.weights.stored
-    parts = {key.lstrip("blk.0123456789") for key in stored if key.endswith("bias") or "sinks" in key}
+    optional = ("bias", "sinks.weight", "layer_output_scale.weight")
+    parts = {key.lstrip("blk.0123456789") for key in stored if key.endswith(optional)}
     for part in parts - ({"attn_k.bias"} if not any(model.config.ropes) else set()):  # adds the same to all of a row
         left = {key: tensor for key, tensor in stored.items() if not key.endswith(part)}
         assert changes(replace(model, decoder=Decoder(model.config, Weights(left)))), part
     kind = model.config.family
-    for switch in ("neighbours", "by_head", "less_one", "transposed", "learned", "vectors", "far_unturned"):
+    for switch in ("neighbours", "by_head", "less_one", "transposed", "learned", "vectors", "far_unturned", "ones"):
         usual = Family._field_defaults[switch]
         there = getattr(FAMILIES[kind], switch)
         if (

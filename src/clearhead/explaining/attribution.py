@@ -13,6 +13,7 @@ Source: "direct logit attribution", Elhage et al., A Mathematical Framework for 
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ from clearhead.models.protocol import Choice, ForwardPass
 from clearhead.textbook.page import capitalised
 from clearhead.words import LANGUAGES, Language, say
 
-_SIZES = {"attention": ("heads", "d_k"), "mlp": ("d_mlp",)}
-PartKind = Literal["token", "position", "attention", "mlp", "norm", "unembedding"]
+_SIZES = {"attention": ("heads", "d_k"), "mlp": ("d_mlp",), "input": ("d_input",)}
+PartKind = Literal["token", "position", "attention", "mlp", "input", "norm", "unembedding"]
 
 
 class Norm(NamedTuple):
@@ -42,10 +43,11 @@ class Norm(NamedTuple):
 class WayPart(NamedTuple):
     """One part of the model, in the order in which a text goes through them.
 
-    kind    token, position, embeddings; attention, mlp: of `layer`; norm (the last), unembedding: by their biases
+    kind    token, position, embeddings; attention, mlp and input, its embedding of the token: of `layer`;
+            norm (the last), unembedding: by their biases
     adds    what it adds to the logit; heads: for attention, what each head adds, and `bias` what b^O adds
     length  of the vector that it writes to the residual stream, ‖x‖; None for the last norm and the unembedding
-    sizes   heads and d_k of attention; d_mlp of an MLP; the vocabulary
+    sizes   heads and d_k of attention; d_mlp of an MLP; d_input; the vocabulary
     read    the norm that it reads through; for the last norm itself
     wrote   the norm that its output goes through before it is added, where there is one
     experts of an MLP, that computed the token, each with its share, the largest first
@@ -120,10 +122,12 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
     assert last is not None
     norm, linear, shift = last
     made: list[list[WayPart]] = []  # by part and choice
+    scales = [decoder.scale(number) for number in range(config.layers)]
+    left = prod(scales)  # what later layers multiply the stream by
 
     def write(kind: PartKind, layer: int | None, vector: Array, *both: Array, **facts: Any) -> None:
         """Add what one part wrote to the stream; of attention `both` are what heads and the bias wrote."""
-        adds, *split_up = (rows @ linear(x).T for x in (vector, *both))
+        adds, *split_up = (left * (rows @ linear(x).T) for x in (vector, *both))
         heads, bias = split_up or (np.zeros((len(rows), 0)), np.zeros(len(rows)))
         length = float(np.linalg.norm(vector))
         each = zip(adds.tolist(), heads.tolist(), bias.tolist(), strict=True)
@@ -134,16 +138,16 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
     if "position_embd.weight" in weights:
         write("position", None, stream[0] - token)
     for number, (before, after) in enumerate(pairwise(stream)):
-        (layer, place), name = run.attended(number, position), f"blk.{number}"
-        output = layer.output[place].astype(np.float64)
-        out = split(weights[f"{name}.attn_output.weight"], config.d_k)  # (heads, d_model, d_v): W^O of each
+        (layer, place), name, size = run.attended(number, position), f"blk.{number}", config.sizes[number]
+        output, left, end = layer.output[place].astype(np.float64), prod(scales[number:]), after / scales[number]
+        out = split(weights[f"{name}.attn_output.weight"], size.d_k)  # (heads, d_model, d_v): W^O of each
         heads = (out.astype(np.float64) @ layer.heads[:, place, :, None])[..., 0]
         three, wrote = (
             (output, heads, output - heads.sum(axis=0)),
             _norm(decoder, f"{name}.post_attention_norm", output),
         )
         output, heads, bias = (config.added_scale * (x if wrote is None else wrote[1](x)) for x in three)
-        sizes, read = (config.heads, config.d_k), _norm(decoder, f"{name}.attn_norm", before)
+        sizes, read = (config.heads, size.d_k), _norm(decoder, f"{name}.attn_norm", before)
         facts = {"read": read and read[0], "wrote": wrote and wrote[0]}
         write("attention", number, output, heads, bias, sizes=sizes, **facts)
         middle = before + output
@@ -151,12 +155,17 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         read, wrote, row = _norm(decoder, f"{name}.ffn_norm", source), None, source[None].astype(np.float32)
         if f"{name}.post_ffw_norm.weight" in weights:
             wrote = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, row)[0])
-        more: dict[str, Any] = {"read": read and read[0], "wrote": wrote and wrote[0], "sizes": (config.d_mlp,)}
+        more: dict[str, Any] = {"read": read and read[0], "wrote": wrote and wrote[0], "sizes": (size.d_mlp,)}
         if config.sparse[number]:
             experts, shares, _ = chosen(weights, config, number, decoder.normed(f"{name}.ffn_norm", row))
             took = tuple(zip(experts[0].tolist(), shares[0].tolist(), strict=True))
             more |= {"sizes": (config.d_expert,), "experts": took}
-        write("mlp", number, after - middle, **more)
+        own = np.zeros_like(end)  # what the layer's embedding of the token writes
+        if config.d_input:
+            own = end - decoder.added(number, before[None].astype(np.float32), layer.output[[place]])[0]
+        write("mlp", number, end - own - middle, **more)
+        if config.d_input:
+            write("input", number, own, sizes=(config.d_input,))
     bias_of = weights.get("output.bias")
     raw = decoder.logits(run.hidden[-1][position], capped=False)
     shape, result = (len(run.ids), rows.shape[1]), []

@@ -15,13 +15,14 @@ from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import Angles, Config, norm_back, normed, turned
-from clearhead.models.mlp import mlp
+from clearhead.models.mlp import mlp, mlp_back, one, one_back
 from clearhead.models.protocol import Each, LayerRun
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text
 
 T = TypeVar("T")
+Shared = dict[int, tuple[Array, Array]] | list[tuple[Array, Array]]  # keys and values by the number of their layer
 _BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
 LONG = 2**25  # numbers of the whole residual stream, above which a text is long
 _STORED = 6  # of a long text, the stream before every so many layers is there
@@ -34,7 +35,7 @@ class Decoder:
     config: Config
     weights: Weights
 
-    def embedded(self, ids: Sequence[int], start: int = 0) -> Array:
+    def embedded(self, ids: Sequence[int] | Array, start: int = 0) -> Array:
         """What the first layer is given, (tokens, d_model); the first token is at position `start`."""
         rows = self.weights.rows("token_embd.weight", ids) * self.config.embedding_scale
         if "position_embd.weight" in self.weights:
@@ -64,7 +65,7 @@ class Decoder:
         window, scale = self.config.windows[number], self.config.scales[number]
         if window is not None:
             rules["window"] = (window - 1, None)
-        if scale != self.config.d_k**-0.5:
+        if scale != self.config.sizes[number].d_k ** -0.5:
             rules["scale"] = scale
         if self.config.softcap is not None:
             rules["softcap"] = self.config.softcap
@@ -73,23 +74,28 @@ class Decoder:
         return rules
 
     def before(
-        self, number: int, hidden: Array, places: Array
+        self, number: int, hidden: Array, places: Array, shared: Shared
     ) -> tuple[Array, Array, Array, Array, dict[str, Array], dict[str, Angles]]:
         """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
 
         Behind them, for derivatives: the projections by part, "q", "k" and "v", before norms and rotation; the angles
-        by part.
+        by part. A layer that reads another's keys and values projects queries alone.
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
+        shared   the keys and values of these tokens, at least in layers that this one reads
         """
         x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
-        made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), self.config.d_k) for part in "qkv"}
+        size = self.config.sizes[number]
+        parts = "qkv" if size.source == number else "q"
+        made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), size.d_k) for part in parts}
         of_keys = None if rope is None else rope.angles(places)
-        angles = {"k": of_keys, "q": of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)}
-        q, k = (self.placed(number, part, made[part], angles[part]) for part in "qk")
-        return x, q, k, made["v"], made, angles
+        of_queries = of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)
+        angles = {"q": of_queries, "k": of_keys, "v": None}
+        q, *kv = (self.placed(number, part, projected, angles[part]) for part, projected in made.items())
+        k, v = kv or shared[size.source]
+        return x, q, k, v, made, angles
 
     def placed(self, number: int, part: str, x: Array, angles: Angles, upstream: Array | None = None) -> Array:
-        """Norm and turn a layer's projected queries or keys; upstream: the derivative by x from that by the result."""
+        """Norm and turn what a layer projects; upstream: the derivative by x from that by the result."""
         name, back = f"blk.{number}.attn_{part}_norm", angles and (angles[0], -angles[1])
         if self.config.normed_last:
             if upstream is None:
@@ -103,33 +109,86 @@ class Decoder:
         """Attention's output after W^O, (…, tokens, d_model), from what its heads give, (…, heads, tokens, d_k)."""
         return self.weights.linear(join(heads), f"blk.{number}.attn_output")
 
-    def after(self, number: int, hidden: Array, output: Array) -> Array:
-        """The residual stream after a layer, (…, tokens, d_model), from that before it and attention's output."""
+    def after(self, number: int, hidden: Array, output: Array, given: Array) -> Array:
+        """The residual stream after a layer, (…, tokens, d_model): before it, attention's output, its `inputs`."""
+        made = self.added(number, hidden, output)
+        if self.config.d_input:
+            more = one(self.weights, self.config, number, ".input", made, given)
+            made = made + self.normed(f"blk.{number}.post_norm", more)
+        scale = self.scale(number)
+        return made if scale == 1 else made * scale
+
+    def added(self, number: int, hidden: Array, output: Array) -> Array:
+        """The residual stream after attention and the MLP were added, before what Gemma 4 does besides."""
         scale = self.config.added_scale
         middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
         output = in_blocks(partial(self.mlp, number), hidden if self.config.parallel else middle)
         return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
+    def scale(self, number: int) -> float:
+        """What the residual stream is multiplied by at the end of a layer."""
+        scale = self.weights.get(f"blk.{number}.layer_output_scale.weight")
+        return 1.0 if scale is None else float(scale[0])
+
+    def inputs(self, ids: Sequence[int] | Array, upstream: Array | None = None) -> Array:
+        """What layers are given of each token beside the stream, (tokens, layers, d_input).
+
+        It is (norm(W·e/√d_model) + t·√d_input)/√2, of the token's embedding e and t, its embedding for each layer.
+        upstream   the derivative by the result: the one by e is returned, (…, tokens, d_model)
+        """
+        name, shape = "per_layer_model_proj.weight", (len(ids), self.config.layers, self.config.d_input)
+        if not self.config.d_input:
+            return np.zeros(shape, self.weights.dtype)
+        made = self.weights.product(self.embedded(ids) * self.config.d_model**-0.5, name).reshape(shape)
+        if upstream is not None:
+            by_made = self.normed("per_layer_proj_norm", made, upstream * 0.5**0.5)
+            by_made = by_made.reshape(*by_made.shape[:-2], -1)
+            return self.weights.product(by_made, name, back=True) * self.config.d_model**-0.5
+        tokens = self.weights.rows("per_layer_token_embd.weight", ids).reshape(shape) * self.config.d_input**0.5
+        return (self.normed("per_layer_proj_norm", made) + tokens) * 0.5**0.5
+
     def mlp(self, number: int, source: Array) -> Array:
         """What the MLP makes of the residual stream that it reads, (…, tokens, d_model), before its own norm."""
         return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source))
 
+    def mlp_back(self, number: int, source: Array, upstream: Array) -> Array:
+        """The derivative by the residual stream that the MLP reads, (tokens, d_model), by way of the MLP."""
+        norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
+        by_output = self.config.added_scale * upstream
+        if f"{behind}.weight" in self.weights:  # else the output is not needed
+            by_output = self.normed(behind, self.mlp(number, source), by_output)
+        by_x = mlp_back(self.weights, self.config, number, self.normed(norm, source), by_output)
+        return self.normed(norm, source, by_x)
+
+    def end_back(
+        self, number: int, hidden: Array, output: Array, given: Array, upstream: Array
+    ) -> tuple[Array, Array | float]:
+        """The derivatives by what `added` makes of a layer and by what it is given, from that by what `after` makes."""
+        upstream = upstream * self.scale(number)
+        if not self.config.d_input:
+            return upstream, 0.0
+        which = self.weights, self.config, number, ".input", self.added(number, hidden, output)
+        by_output = self.normed(f"blk.{number}.post_norm", one(*which, given), upstream)
+        by_made, by_given = one_back(*which, by_output, given)
+        return upstream + by_made, by_given
+
     def layer(
-        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
+        self, number: int, hidden: Array, shared: Shared, edits: Sequence[Edit], past: tuple[Array, Array] | None = None
     ) -> LayerRun:
         """One layer's attention; `after` makes the residual stream after the layer from its output.
 
         hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
+        shared   as in `before`
         past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
         """
         first = 0 if past is None else past[0].shape[1]
-        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)))[:4]
+        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)), shared)[:4]
         rules = self.rules(number)
         if past is not None:
             rules["query_offset"] = first
             k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
         if acting := acting_edits(edits, number, self.config.layers) if edits else []:
-            call = edited_call(q, k, v, rules, acting, number)
+            call = edited(EditedCall(q[None], k[None], v[None], rules), acting, place_of(number, q, k))
             heads, rules = call.output()[0], call.whole_rules()
         else:
             heads = attention(q, k, v, **rules)
@@ -163,21 +222,25 @@ class Decoder:
         kept   of each layer the keys and values, (kv_heads, room, d_k) each: those before `start` are read, and these
                tokens' are written behind them
         """
-        hidden, stop = self.embedded(ids, start), start + len(ids)
+        hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
+        shared = [(keys[:, start:stop], values[:, start:stop]) for keys, values in kept]
         for number, (keys, values) in enumerate(kept):
-            q, k, v = self.before(number, hidden, np.arange(start, stop))[1:4]
+            q, k, v = self.before(number, hidden, np.arange(start, stop), shared)[1:4]
             keys[:, start:stop], values[:, start:stop] = k, v
             if number + 1 == len(kept):  # of the last layer, the others give keys and values only
-                q, hidden = q[:, -1:], hidden[-1:]
+                q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
             rules = self.rules(number) | {"query_offset": stop - q.shape[1]}
             heads = attention(q, keys[:, :stop], values[:, :stop], **rules)
-            hidden = self.after(number, hidden, self.mixed(number, heads))
+            hidden = self.after(number, hidden, self.mixed(number, heads), inputs[:, number])
         return self.logits(hidden[-1])
 
     def room(self, tokens: int) -> list[tuple[Array, Array]]:
         """Arrays for the keys and values of so many tokens, as `extended` takes them."""
-        shape, dtype = (self.config.kv_heads, tokens, self.config.d_k), self.weights.dtype
-        return [(np.empty(shape, dtype), np.empty(shape, dtype)) for _ in range(self.config.layers)]
+        made, dtype = list[tuple[Array, Array]](), self.weights.dtype
+        for number, size in enumerate(self.config.sizes):
+            own = [np.empty((size.kv_heads, tokens, size.d_k), dtype) for _ in "kv"]
+            made.append(made[size.source] if size.source < number else (own[0], own[1]))
+        return made
 
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
@@ -244,11 +307,6 @@ def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each:
 def acting_edits(edits: Sequence[Edit], layer: int, layers: int) -> list[Edit]:
     """The edits of one layer of so many."""
     return [edit for edit in edits if edit.acts_in(str(layer), choices(layer, layers))]
-
-
-def edited_call(q: Array, k: Array, v: Array, rules: dict[str, Any], edits: list[Edit], layer: int) -> EditedCall:
-    """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
-    return edited(EditedCall(q[None], k[None], v[None], rules), edits, place_of(layer, q, k))
 
 
 def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:

@@ -21,9 +21,25 @@ _QUICK = 1.702  # x·σ(1.702·x) is close to GELU
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
+class LayerSizes(NamedTuple):
+    """What one layer has of its own.
+
+    values   does it project values? else they are the projected keys, before norms and rotation
+    source   the layer whose keys and values it reads
+    """
+
+    kv_heads: int
+    d_k: int
+    d_mlp: int
+    values: bool
+    source: int
+
+
 class Config(NamedTuple):
     """The numbers and choices that the computation needs; which biases and norms there are, the weights say.
 
+    sizes           of each layer; `kv_heads` and `d_mlp` are those of the first
+    d_input         how many numbers of its token each layer is given beside the stream (Gemma 4)
     windows         of each layer how many keys a query sees, itself included; None: all before it
     scales          of each layer what q·k is multiplied by
     ropes           of each layer its rotary positions; None: it has none
@@ -42,7 +58,6 @@ class Config(NamedTuple):
     d_model: int
     vocabulary: int
     # of a model that runs through Transformers, the rest is as it stands here
-    d_k: int = 0
     d_mlp: int = 0
     positions: int = 0
     epsilon: float = 0.0
@@ -50,6 +65,8 @@ class Config(NamedTuple):
     centred: bool = False  # layer norms, which subtract the mean; else the root mean square alone
     gated: bool = False  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
     tied: bool = False
+    sizes: tuple[LayerSizes, ...] = ()
+    d_input: int = 0
     windows: tuple[int | None, ...] = ()
     scales: tuple[float, ...] = ()
     ropes: tuple["Rope | None", ...] = ()
@@ -68,6 +85,10 @@ class Config(NamedTuple):
     limit: float | None = None
     shares_runs: bool = True  # does a variant of a run cost less than a run? it shares what comes before its change
 
+    def sources(self) -> set[int]:
+        """The layers whose keys and values others read."""
+        return {size.source for layer, size in enumerate(self.sizes) if size.source != layer}
+
     def facts(self) -> dict[str, Any]:
         """What reports and --json say of it."""
         names = ["family", "layers", "heads", "kv_heads", "d_model", "vocabulary"]
@@ -85,6 +106,7 @@ class Family(NamedTuple):
     architecture in GGUF, where it is not the model_type; "" where llama.cpp has none
     renamed      parts of layers that GGUF calls by another name of the table
     vectors      norms that each layer has, and sinks
+    ones         those of the vectors that are all 1 and in no file
     centred      layer norms instead of root-mean-square norms
     gated        MLPs with a gate
     activation   where config.json names none, and in GGUF, which names none at all
@@ -100,6 +122,7 @@ class Family(NamedTuple):
     by_width     embeddings are multiplied by √d_model
     transposed   safetensors keep linear weights as (d_in, d_out)
     windows      which layers have the window, again and again, where config.json does not list them by `layer_types`
+    far_last     the last layer has none, whatever that says
     epsilon      the key of the norms' ε in config.json
     keys         of config.json where they are not Llama's
     defaults     of keys of config.json that may be missing
@@ -111,6 +134,7 @@ class Family(NamedTuple):
     architecture: str | None = None
     renamed: Mapping[str, str] = {}
     vectors: Sequence[str] = ("attn_norm", "ffn_norm")
+    ones: Sequence[str] = ()
     centred: bool = False
     gated: bool = True
     activation: str = "silu"
@@ -126,6 +150,7 @@ class Family(NamedTuple):
     by_width: bool = False
     transposed: bool = False
     windows: Sequence[bool] = (False,)
+    far_last: bool = False
     epsilon: str = "rms_norm_eps"
     keys: Mapping[str, str] = {}
     defaults: Mapping[str, Any] = {}
@@ -334,6 +359,9 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
     rates = np.asarray(1 / np.power(np.float32(base), exponents), np.float32)  # in float32 as PyTorch computes them
     if kind == "default":
         return Rope(rates)
+    if kind == "proportional":  # Gemma 4: the first pairs turn as if all did, the others stay
+        turning = int(float(parameters.get("partial_rotary_factor", 1.0)) * dims // 2)
+        return Rope(np.where(np.arange(len(rates)) < turning, rates, 0) / np.float32(parameters.get("factor", 1.0)))
     if kind == "linear":
         return Rope(rates / np.float32(parameters["factor"]))
     if kind == "llama3":

@@ -1,14 +1,14 @@
 """A checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clearhead.core.array_files import mapped_tensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
-from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, shown
 from clearhead.models.families import (
     ACTIVATIONS,
@@ -22,39 +22,16 @@ from clearhead.models.families import (
     check_keys,
     of_parameters,
 )
+from clearhead.models.layer_sizes import Reader, layer_sizes
 from clearhead.models.protocol import ids_in
 from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
-_MOST_LAYERS, _MOST_WIDE = 4096, 2**16  # layers, and the width of a head
+_MOST_LAYERS, _MOST_INPUT = 4096, 2**16  # layers, and the width of what each is given of a token
 BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
 _TOKENIZERS = "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "tekken.json", "tokenizer.model"
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
-
-
-class _Reader:
-    """Reads numbers of a config; each error names the file and the key there."""
-
-    def __init__(self, path: Path, data: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-        self.path, self.data, self.keys = path, data, keys
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 on."""
-        named = f"{self.path}: {self.keys.get(key, key)}"
-        return whole_number(named, self.data.get(key, default), error=FileError)
-
-    def number(self, key: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
-        """A number between two bounds."""
-        value = self.data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            what = f"{self.path}: {self.keys.get(key, key)} is {value!r}"
-            raise FileError(f"{what}: expected a number from {low:g} to {high:g}.")
-        return float(value)
-
-    def maybe(self, key: str) -> float | None:
-        """A number above 0, or None where there is none."""
-        return None if self.data.get(key) is None else self.number(key, 1.0, 1e-9)
 
 
 def config_of(path: Path, data: Mapping[str, Any]) -> Config:
@@ -85,20 +62,16 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
 
     Raises FileError for what is missing or senseless.
     """
-    read = _Reader(path, data, family.keys)
+    if data.get("multi_query") and not data.get("new_decoder_architecture"):
+        data = {**data, "num_key_value_heads": 1}  # Falcon's first files
+    read = Reader(path, data, family.keys)
     layers, heads = read.whole("num_hidden_layers"), read.whole("num_attention_heads")
-    d_model, kv_heads = read.whole("hidden_size"), read.whole("num_key_value_heads", heads)
-    positions = read.whole("max_position_embeddings")
+    d_model, positions = read.whole("hidden_size"), read.whole("max_position_embeddings")
     check_layers(path, layers)
     if "head_dim" not in data and d_model % heads:
         raise FileError(f"{path}: the width {d_model} is not a multiple of the {heads} heads.")
-    if data.get("multi_query") and not data.get("new_decoder_architecture"):
-        kv_heads = 1  # Falcon's first files
-    if heads % kv_heads:
-        raise FileError(f"{path}: {heads} heads are not a multiple of {kv_heads} key heads.")
-    d_k = read.whole("head_dim", d_model // heads)
-    if d_k > _MOST_WIDE:
-        raise FileError(f"{path}: it says heads of a width of {d_k:,}: expected at most {_MOST_WIDE:,}.")
+    windows = _windows(read, family, layers)
+    sizes = layer_sizes(read, windows)
     experts = next((key for key in ("num_experts", "num_local_experts") if data.get(key)), None)
     without, step = data.get("mlp_only_layers") or [], read.whole("decoder_sparse_step", 1)
     if experts and not (read.whole("num_experts_per_tok") <= read.whole(experts) <= _MOST_LAYERS):
@@ -107,10 +80,9 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         family=name,
         layers=layers,
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=sizes[0].kv_heads,
         d_model=d_model,
-        d_k=d_k,
-        d_mlp=read.whole("intermediate_size", 4 * d_model),
+        d_mlp=sizes[0].d_mlp,
         positions=positions,
         vocabulary=read.whole("vocab_size"),
         epsilon=read.number(family.epsilon, 1e-5 if family.centred else 1e-6, 0, 1),
@@ -118,9 +90,11 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         centred=family.centred,
         gated=family.gated,
         tied=bool(data.get("tie_word_embeddings", False)),
-        windows=_windows(read, family, layers),
-        scales=_scales(read, name, layers, d_k),
-        ropes=_ropes(read, family, layers, d_k, positions),
+        sizes=sizes,
+        d_input=int(read.number("hidden_size_per_layer_input", 0, 0, _MOST_INPUT)),
+        windows=windows,
+        scales=_scales(read, name, layers, sizes[0].d_k),
+        ropes=_ropes(read, family, windows, [size.d_k for size in sizes], positions),
         softcap=read.maybe("attn_logit_softcapping"),
         logit_softcap=read.maybe("final_logit_softcapping"),
         embedding_scale=d_model**0.5 if family.by_width else read.number("embedding_multiplier", 1.0),
@@ -142,7 +116,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _activation(read: _Reader, name: str, family: Family) -> str:
+def _activation(read: Reader, name: str, family: Family) -> str:
     made = read.data.get("hidden_act", family.activation)
     if made == "gelu" and name == "gemma":
         made = family.activation  # its files say gelu and mean the approximation
@@ -154,7 +128,7 @@ def _activation(read: _Reader, name: str, family: Family) -> str:
     return made
 
 
-def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ...]:
+def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...]:
     """Of each layer its window, or None: as `layer_types` lists them, or by a pattern."""
     data, kinds = read.data, {"full_attention": False, "sliding_attention": True}
     none = data.get("sliding_window") is None or data.get("use_sliding_window") is False
@@ -173,12 +147,13 @@ def _windows(read: _Reader, family: Family, layers: int) -> tuple[int | None, ..
         chosen = [layer >= read.number("max_window_layers", 0) for layer in range(layers)]
     else:
         chosen = [family.windows[layer % len(family.windows)] for layer in range(layers)]
+    chosen = [*chosen[:-1], False] if family.far_last else chosen
     if len(chosen) != layers or not all(isinstance(each, bool) for each in chosen):
         raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected one for each layer.")
     return tuple(window if each else None for each in chosen)
 
 
-def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
+def _scales(read: Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
     if name == "gpt2":
         scale = d_k**-0.5 if read.data.get("scale_attn_weights", True) else 1.0
         divided = read.data.get("scale_attn_by_inverse_layer_idx", False)
@@ -188,23 +163,28 @@ def _scales(read: _Reader, name: str, layers: int, d_k: int) -> tuple[float, ...
     return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
-def _ropes(read: _Reader, family: Family, layers: int, d_k: int, positions: int) -> tuple[Rope | None, ...]:
+def _ropes(
+    read: Reader, family: Family, windows: Sequence[int | None], widths: Sequence[int], positions: int
+) -> tuple[Rope | None, ...]:
     if family.learned is not None:
-        return (None,) * layers
-    stated, windows = read.data["rope_parameters"], _windows(read, family, layers)
-    whole = _rope(read, stated.get("full_attention") or {}, "rope_theta", d_k, positions)
-    near, local = whole, stated.get("sliding_attention") or {}
-    if "rope_local_base_freq" in read.data:
-        near = _rope(read, local, "rope_local_base_freq", d_k, positions)
-    elif family.near_plain:
-        near = _rope(read, local or {"rope_theta": family.defaults.get("rope_theta")}, "rope_theta", d_k, positions)
+        return (None,) * len(windows)
+    stated = read.data["rope_parameters"]
+    whole, local = (stated.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
+
+    @cache
+    def rope(window: int | None, d_k: int) -> Rope:
+        if window and "rope_local_base_freq" in read.data:
+            return _rope(read, local, "rope_local_base_freq", d_k, positions)
+        plain = local or {"rope_theta": family.defaults.get("rope_theta")}
+        return _rope(read, plain if window and family.near_plain else whole, "rope_theta", d_k, positions)
+
     turns = read.data.get("no_rope_layers")
     if turns is None:
         far = not family.far_unturned or read.data.get("sliding_window") is None
         turns = [(far or window) and not family.unturned[i % len(family.unturned)] for i, window in enumerate(windows)]
-    if not isinstance(turns, list) or len(turns) != layers:
+    if not isinstance(turns, list) or len(turns) != len(windows):
         raise FileError(f"{read.path}: no_rope_layers is {shown(turns)}: expected one number for each layer.")
-    return tuple((near if window else whole) if turn else None for window, turn in zip(windows, turns, strict=True))
+    return tuple(rope(*each) if turn else None for *each, turn in zip(windows, widths, turns, strict=True))
 
 
 def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -220,22 +200,26 @@ def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dic
     known = {"full_attention", "sliding_attention"}
     if not all(isinstance(each, dict) for each in rope.values()) or not rope.keys() <= known:
         raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not computed here.")
-    used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys}
+    used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys, *family.defaults.get("rope_parameters", {})}
     used -= {"type"} if by_layer else set()  # Gemma 3's class reads rope_type
     for each in rope.values():
-        check_keys(f"{path}: its rotary positions: ", each, used, {**CONFIG, "harmless": (), "begins": ("_",)})
+        plain = by_layer and each.get("rope_type", "default") == "default"  # of which Gemma 4's class reads no share
+        known = used - {"partial_rotary_factor"} if plain else used
+        check_keys(f"{path}: its rotary positions: ", each, known, {**CONFIG, "harmless": (), "begins": ("_",)})
     return rope
 
 
-def _rope(read: _Reader, stated: Mapping[str, Any], key: str, d_k: int, positions: int) -> Rope:
+def _rope(read: Reader, stated: Mapping[str, Any], key: str, d_k: int, positions: int) -> Rope:
     stated = {name: value for name, value in stated.items() if value is not None}
     share = stated.get("partial_rotary_factor", read.data.get("partial_rotary_factor", 1.0))
+    share = 1.0 if stated.get("rope_type") == "proportional" else share
     bases = {key: stated.get("rope_theta", read.data.get(key, 10_000.0))}
-    base = _Reader(read.path, bases, read.keys).number(key, 10_000.0, 1.0)
+    base = Reader(read.path, bases, read.keys).number(key, 10_000.0, 1.0)
     original = read.data.get("original_max_position_embeddings")
     parameters = {**stated, **({} if original is None else {"original_max_position_embeddings": original})}
     try:
         dims = read.whole("rotary_dim", int(d_k * float(share)))
+        dims = read.whole("local_rotary_dim", dims) if key == "rope_local_base_freq" else dims
         if dims % 2 or dims > d_k:
             raise ValueError(f"{dims} of {d_k} dimensions are rotated")
         return of_parameters(parameters, base, dims, positions)

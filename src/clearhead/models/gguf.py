@@ -185,15 +185,19 @@ def config_of(file: GGUF) -> Config:
     check_keys(f"{file.path}: {architecture}.", stated, set(names.values()), known)
     keys = {key: f"{architecture}.{name}" for key, name in names.items()}
     data = more.get("defaults", {}) | {key: stated[name] for key, name in names.items() if name in stated}
-    data = {key: value for key, value in data.items() if value or key not in KEYS["zero_is_none"]}
+    data = {key: x for key, x in data.items() if x or key not in KEYS["zero_is_none"]} | dict(family.fixed)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
+    if "attention_k_eq_v" in family.defaults:  # which no key says: some layers have W^K and no W^V
+        parts = [name.split(".")[-2] for name in file.tensors if ".attn_" in name]
+        data["attention_k_eq_v"] = parts.count("attn_v") < parts.count("attn_k")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
     data["rope_parameters"] = {"full_attention": _rope_parameters(file, data)}
     windows = [True] if architecture == "llama" else family.windows  # Mistral's files say llama
     config = described(file.path, data, kind, family._replace(windows=windows, keys=keys, defaults={}))
-    if data.get("v_head_dim", config.d_k) != config.d_k:
+    differ = data.get("v_head_dim", config.sizes[0].d_k) != config.sizes[0].d_k
+    if differ or data.get("v_global_head_dim") != data.get("global_head_dim"):
         raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not computed here.")
     short = data.get("sliding_window", config.positions) < config.positions
     if short and not any(config.windows) and "sliding_window_pattern" not in data:

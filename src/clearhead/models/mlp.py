@@ -1,5 +1,7 @@
 """A layer's MLP, one for all tokens or experts of which some compute each token, and its derivative.
 
+Gemma 4's layers have another, `.input`, whose gate multiplies what the layer is given of the token: that is its `up`.
+
 Of experts the router's logits r = W·x + b choose the largest `chosen`, and the output is the sum of what these give,
 each times its share: softmax(r), divided by the chosen ones' sum where `shares_sum`. Only what is chosen is multiplied.
 """
@@ -31,26 +33,26 @@ def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Arr
 def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
     """What a layer's MLP makes of its normed input, both (…, tokens, d_model), before its own norm."""
     if not config.sparse[number]:
-        return _one(weights, config, number, "", x)
+        return one(weights, config, number, "", x)
     rows = x.reshape(-1, x.shape[-1])
     experts, shares, _ = chosen(weights, config, number, rows)
     made = np.zeros_like(rows)
     for expert in np.unique(experts):
         some, place = np.nonzero(experts == expert)
-        made[some] += shares[some, place, None] * _one(weights, config, number, f".{expert}", rows[some])
+        made[some] += shares[some, place, None] * one(weights, config, number, f".{expert}", rows[some])
     return made.reshape(x.shape)
 
 
 def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
     """The derivative by the MLP's normed input from that by its output, before its own norm."""
     if not config.sparse[number]:
-        return _one_back(weights, config, number, "", x, upstream)[0]
+        return one_back(weights, config, number, "", x, upstream)[0]
     rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
     experts, shares, every = chosen(weights, config, number, rows)
     by_x, by_shares = np.zeros_like(rows), np.empty_like(shares)
     for expert in np.unique(experts):
         some, place = np.nonzero(experts == expert)
-        by_rows, by_shares[some, place] = _one_back(weights, config, number, f".{expert}", rows[some], upstream[some])
+        by_rows, by_shares[some, place] = one_back(weights, config, number, f".{expert}", rows[some], upstream[some])
         by_x[some] += shares[some, place, None] * by_rows
     by_every = np.zeros_like(every)
     np.put_along_axis(by_every, experts, by_shares, axis=-1)
@@ -59,9 +61,11 @@ def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: 
     return by_x.reshape(x.shape)
 
 
-def _inner(weights: Weights, config: Config, number: int, expert: str, x: Array) -> tuple[Array | None, Array]:
+def _inner(
+    weights: Weights, config: Config, number: int, expert: str, x: Array, up: Array | None
+) -> tuple[Array | None, Array]:
     """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
-    up = weights.linear(x, f"blk.{number}.ffn_up{expert}")
+    up = weights.linear(x, f"blk.{number}.ffn_up{expert}") if up is None else up + np.zeros_like(x[..., :1])
     return weights.linear(x, f"blk.{number}.ffn_gate{expert}") if config.gated else None, up
 
 
@@ -71,10 +75,10 @@ def _limited(config: Config, gate: Array, up: Array) -> tuple[Array, Array]:
     return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit) + 1)
 
 
-def _one(weights: Weights, config: Config, number: int, expert: str, x: Array) -> Array:
-    """The output of an MLP, or of one expert, which is `.3`."""
+def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up: Array | None = None) -> Array:
+    """The output of an MLP, or of one expert, which is `.3`; up: what it gates, where no weights make it."""
     act, _ = ACTIVATIONS[config.activation]
-    gate, up = _inner(weights, config, number, expert, x)
+    gate, up = _inner(weights, config, number, expert, x, up)
     for block in blocks(up.shape[-2], CACHED):
         tokens = (..., block, slice(None))
         with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
@@ -86,12 +90,12 @@ def _one(weights: Weights, config: Config, number: int, expert: str, x: Array) -
     return weights.linear(up, f"blk.{number}.ffn_down{expert}")
 
 
-def _one_back(
-    weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array
+def one_back(
+    weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array, given: Array | None = None
 ) -> tuple[Array, Array]:
-    """The derivative by an MLP's input, and its output times `upstream`, summed by token."""
+    """The derivative by an MLP's input, and its output times `upstream`, summed by token; or that by `given`."""
     w, name, (value_of, slope_of) = weights, f"blk.{number}.ffn_", ACTIVATIONS[config.activation]
-    gate, up = _inner(weights, config, number, expert, x)
+    gate, up = _inner(weights, config, number, expert, x, given)
     by_inner = w.product(upstream, f"{name}down{expert}.weight", back=True)
     bias = w.get(f"{name}down{expert}.bias")
     along = 0.0 if bias is None else upstream @ bias
@@ -105,7 +109,8 @@ def _one_back(
     if config.limit is not None:
         by_gate *= gates == gate
         by_up *= gated == up + 1
-    by_x = w.product(by_up, f"{name}up{expert}.weight", back=True) + w.product(
-        by_gate, f"{name}gate{expert}.weight", back=True
-    )
+    by_x = w.product(by_gate, f"{name}gate{expert}.weight", back=True)
+    if given is not None:
+        return by_x, by_up
+    by_x = w.product(by_up, f"{name}up{expert}.weight", back=True) + by_x
     return by_x, along + (by_inner * value * gated).sum(axis=-1)

@@ -109,21 +109,21 @@ class Model:
         edits = [edit for in_text, _ in inside if in_text is not None for edit in in_text(ids)]
         if any(edit.seen is not None for edit in edits) and any(in_text is None for in_text, _ in inside):
             raise RuleError(*OTHER_RUN)
-        first, layers = decoder.embedded(ids), config.layers
+        first, inputs, layers = decoder.embedded(ids), decoder.inputs(ids), config.layers
         long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
 
         def step(number: int, hidden: Array) -> Array:
-            layer = decoder.layer(number, hidden, edits)
+            layer = decoder.layer(number, hidden, past, edits)
             if number == len(past):  # the first time
                 past.append((layer.k, layer.v))
                 if not long:
                     kept.append(layer)
-            return decoder.after(number, hidden, layer.output)
+            return decoder.after(number, hidden, layer.output, inputs[:, number])
 
         hidden = stream(step, first, layers, each)
         made = ForwardPass(kept, Logits(decoder, hidden[-1]), hidden, tuple(ids), past)
         if long:
-            made = _of_long_text(decoder, made, edits)
+            made = _of_long_text(decoder, made, edits, inputs)
         for _, ran in inside:
             ran(made)
         return made
@@ -149,7 +149,7 @@ class Model:
         hidden = hidden_of(decoder, ids, variants, rows, each) if run is None else [x[None] for x in run.stream(first)]
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
         by_last = [of_logits(decoder, last, slope(decoder.logits(last))) for last in hidden[-1]]
-        yield from through(decoder, hidden, variants, np.stack(by_last), past, each)
+        yield from through(decoder, ids[first:], hidden, variants, np.stack(by_last), past, each)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
@@ -168,7 +168,7 @@ class Model:
             )
 
 
-def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit]) -> ForwardPass:
+def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit], inputs: Array) -> ForwardPass:
     """The run with layers that are computed when they are asked for; the latest one is kept."""
 
     @lru_cache(maxsize=1)
@@ -179,12 +179,13 @@ def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit]) -> 
     def late(row: int) -> list[Array]:
         made = [run.hidden[0][row:]]
         for number in range(len(run.past)):
-            made.append(decoder.after(number, made[-1], of_rows(number, made[-1], row).output))
+            made.append(decoder.after(number, made[-1], of_rows(number, made[-1], row).output, inputs[row:, number]))
         return made
 
     def of_rows(number: int, hidden: Array, row: int) -> LayerRun:
         k, v = run.past[number]
-        return decoder.layer(number, hidden, edits, (k[:, :row], v[:, :row]) if row else None)
+        shared = {decoder.config.sizes[number].source: (k[:, row:], v[:, row:])}
+        return decoder.layer(number, hidden, shared, edits, (k[:, :row], v[:, :row]) if row else None)
 
     made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
     if any(edit.to == "mean" for edit in edits):  # over rows, so that all are needed

@@ -15,7 +15,7 @@ from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, Config, NotInNumPyError
 from clearhead.models.weights import Stored
 
-_OPTIONAL = "?"  # before a name: the model may lack it
+_OPTIONAL, _SPARE = "?", "~"  # before a name: the model may lack it, or this layer of it
 
 
 def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str, Stored]:
@@ -45,7 +45,7 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str
 
 def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str, Stored]:
     """The tensors, of which W^Q, W^K and fused ones have their rows in the order in which this decoder takes them."""
-    family, result, d_k = FAMILIES[config.family], dict(tensors), config.d_k
+    family, result, d_k = FAMILIES[config.family], dict(tensors), config.sizes[0].d_k
     rope = next(filter(None, config.ropes), None)
     for name, tensor in tensors.items():
         part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(prod(tensor.shape[:1]))
@@ -74,12 +74,12 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
     parts = {name.split(".", 2)[-1] for name in whole}  # of any layer: what one layer has, each has
     known, misshapen = dict[str, Stored](), ""
     for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
-        name = wanted.removeprefix(_OPTIONAL)
+        name = wanted.lstrip(_OPTIONAL + _SPARE)
         if name in whole:
             known[name] = whole[name]
             if whole[name].shape not in shapes:
                 misshapen = misshapen or f"`{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}."
-        elif name == wanted or (name.startswith("blk.") and name.split(".", 2)[-1] in parts):
+        elif name == wanted or (wanted.startswith("?blk.") and name.split(".", 2)[-1] in parts):
             what = f"the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has."
             raise FileError(f"{path}: {misshapen or what}", belong)
     surplus = sorted(whole.keys() - known.keys())
@@ -90,12 +90,12 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
         )
     if misshapen:
         raise FileError(f"{path}: {misshapen}", belong)
-    return known
+    return known | _of_layers(known, config)
 
 
 def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
     """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
-    d, queries, keys = config.d_model, config.heads * config.d_k, config.kv_heads * config.d_k
+    d, given = config.d_model, config.d_input
     yield "token_embd.weight", ((config.vocabulary, d),)
     if FAMILIES[config.family].learned is not None:
         yield "position_embd.weight", ((config.positions, d),)
@@ -103,17 +103,21 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
     if not config.tied:
         yield "output.weight", ((config.vocabulary, d),)
     yield "?output.bias", ((config.vocabulary,),)
-    for layer in range(config.layers):
-        name = f"blk.{layer}."
-        widths = {
-            "attn_q_norm": (config.d_k, queries),
-            "attn_k_norm": (config.d_k, keys),
-            "attn_sinks": (config.heads,),
-        }
-        for part in FAMILIES[config.family].vectors:
-            yield from _vector(name + part, *widths.get(part, (d,)))
-        matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, queries)}
-        experts, inner = [""], config.d_mlp
+    if given:
+        yield from _vector("per_layer_proj_norm", given)
+        yield "per_layer_model_proj.weight", ((config.layers * given, d),)
+        yield "per_layer_token_embd.weight", ((config.vocabulary, config.layers * given),)
+    for layer, size in enumerate(config.sizes):
+        name, queries, keys = f"blk.{layer}.", config.heads * size.d_k, size.kv_heads * size.d_k
+        spare = () if size.source == layer else ("attn_k", "attn_v", "attn_k_norm")  # some files have them, to no end
+        widths = {"attn_q_norm": (size.d_k, queries), "attn_k_norm": (size.d_k, keys), "attn_sinks": (config.heads,)}
+        for part in (*FAMILIES[config.family].vectors, *(["post_norm"] if given else [])):
+            yield from _vector(_SPARE * (part in spare) + name + part, *widths.get(part, (d,)))
+        yield f"{_OPTIONAL}{name}layer_output_scale.weight", ((1,),)
+        matrices = {"attn_q": (queries, d), "attn_k": (keys, d), "attn_output": (d, queries)}
+        matrices |= {"attn_v": (keys, d)} if size.values else {}
+        matrices |= {"ffn_gate.input": (given, d), "ffn_down.input": (d, given)} if given else {}
+        experts, inner = [""], size.d_mlp
         if config.sparse[layer]:
             experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
             matrices["ffn_gate_inp"] = config.experts, d
@@ -122,37 +126,51 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
             if config.gated:
                 matrices[f"ffn_gate{expert}"] = inner, d
         for part, shape in matrices.items():
-            yield f"{name}{part}.weight", (shape,)
-            yield f"?{name}{part}.bias", (shape[:1],)
+            yield f"{_SPARE * (part in spare)}{name}{part}.weight", (shape,)
+            yield f"{_SPARE if part in spare else _OPTIONAL}{name}{part}.bias", (shape[:1],)
 
 
 def _vector(name: str, *widths: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
     shapes = tuple((width,) for width in widths)
     yield f"{name}.weight", shapes
-    yield f"?{name.removeprefix(_OPTIONAL)}.bias", shapes
+    yield f"{name if name.startswith(_SPARE) else _OPTIONAL + name.removeprefix(_OPTIONAL)}.bias", shapes
 
 
 def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
     """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
-    keys = config.kv_heads * config.d_k
-    parts = {"attn_qkv": {"attn_q": config.heads * config.d_k, "attn_k": keys, "attn_v": keys}}
-    if config.gated:
-        parts["ffn_up"] = {"ffn_gate": config.d_mlp, "ffn_up": config.d_mlp}
     result: dict[str, Stored] = {}
     for name, tensor in _of_experts(tensors).items():
         layer, _, rest = name.removeprefix("blk.").partition(".")
         part, _, kind = rest.rpartition(".")
-        sizes, start = parts.get(part, {}), 0
-        if tensor.shape[:1] != (sum(sizes.values()),):
-            sizes, result[name] = {}, tensor
-        for each, size in sizes.items():
+        size = config.sizes[int(layer) if layer.isdecimal() and int(layer) < config.layers else 0]
+        keys = size.kv_heads * size.d_k
+        parts = {"attn_qkv": {"attn_q": config.heads * size.d_k, "attn_k": keys, "attn_v": keys}}
+        if config.gated:
+            parts["ffn_up"] = {"ffn_gate": size.d_mlp, "ffn_up": size.d_mlp}
+        widths, start = parts.get(part, {}), 0
+        if tensor.shape[:1] != (sum(widths.values()),):
+            widths, result[name] = {}, tensor
+        for each, width in widths.items():
             if f"blk.{layer}.{each}.{kind}" in tensors and each != part:
                 raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
-            result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + size)
-            start += size
+            result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + width)
+            start += width
     for name in list(result) if FAMILIES[config.family].parallel else ():  # the MLP may read through attention's norm
         if ".attn_norm." in name:
             result.setdefault(name.replace("attn_norm", "ffn_norm"), result[name])
+    return result
+
+
+def _of_layers(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
+    """What a file does not have, or once: norms that are all 1, and keys' projections that make values too."""
+    result: dict[str, Stored] = {}
+    for layer, size in enumerate(config.sizes):
+        name = f"blk.{layer}."
+        for part in FAMILIES[config.family].ones:
+            result[f"{name}{part}.weight"] = Stored("F32", (size.d_k,), np.ones(size.d_k, np.float32))
+        for kind in ("weight", "bias"):
+            if not size.values and (keys := tensors.get(f"{name}attn_k.{kind}")):
+                result[f"{name}attn_v.{kind}"] = keys
     return result
 
 

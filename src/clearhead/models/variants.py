@@ -27,11 +27,11 @@ from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
-from clearhead.models.mlp import mlp_back
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
+Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the number of their layer
 _KNOWN = {"causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window"}
 _ROOM = 2**22  # numbers of the residual stream of all variants that run at once
 _FEW = 32  # rows of variants whose attention is one call
@@ -43,6 +43,7 @@ class _Rows(NamedTuple):
     places   (keys,) the positions of its tokens
     keys     (keys,) where the keys of these lie: among the run's, then among those that are computed
     own      (rows,) the last of these positions, whose rows are computed for it; it shares the others
+    inputs   (rows, layers, d_input) of these rows
     code     as `_code` makes it
     """
 
@@ -50,6 +51,7 @@ class _Rows(NamedTuple):
     places: Array
     keys: Array
     own: Array
+    inputs: Array
     code: bytes = b""
 
 
@@ -119,11 +121,12 @@ def hidden_of(
     After the last layer it is that of the text's rows from rows.start on alone.
     """
     tokens, layers = np.arange(len(ids)), decoder.config.layers
-    seen = [_Rows(each, tokens, tokens + place * len(ids), tokens) for place, each in enumerate(variants)]
+    inputs, shared = decoder.inputs(ids), Read()
+    seen = [_Rows(each, tokens, tokens + place * len(ids), tokens, inputs) for place, each in enumerate(variants)]
 
     def step(number: int, hidden: Array) -> Array:
         least = rows.start if number + 1 == layers else 0
-        after = _layer(decoder, number, seen, hidden.reshape(-1, hidden.shape[-1]), None, least)
+        after = _layer(decoder, number, seen, hidden.reshape(-1, hidden.shape[-1]), shared, None, least)
         return after.reshape(len(variants), -1, after.shape[-1])
 
     return stream(step, np.stack([decoder.embedded(ids)] * len(variants)), layers, each)
@@ -144,7 +147,7 @@ def again(
         seen, total = list[_Rows](), 0
         for place in order:  # as many as fit into the room
             behind = min(rows.stop, len(run.ids)) + total
-            new = _rows_of(decoder, variants[place], codes[place], seen[-1:], rows, behind)
+            new = _rows_of(decoder, run, variants[place], codes[place], seen[-1:], rows, behind)
             if seen and (total + len(new.own)) * decoder.config.d_model > _ROOM:
                 break
             seen.append(new)
@@ -164,7 +167,9 @@ def _code(variant: Variant, tokens: int) -> bytes:
     return b"" if variant.added else code.tobytes()
 
 
-def _rows_of(decoder: Decoder, variant: Variant, code: bytes, last: list[_Rows], rows: range, count: int) -> _Rows:
+def _rows_of(
+    decoder: Decoder, run: ForwardPass, variant: Variant, code: bytes, last: list[_Rows], rows: range, count: int
+) -> _Rows:
     """The rows of a variant, behind `count` other ones; it shares those before which it is as the last variant.
 
     A token before `rows` whose key no later one sees changes nothing, and is left out. Windows and what is added name
@@ -180,14 +185,18 @@ def _rows_of(decoder: Decoder, variant: Variant, code: bytes, last: list[_Rows],
         if same > shared:
             shared, keys[:same] = same, last[0].keys[:same]
     keys[shared:] = count + np.arange(len(keys) - shared)
-    return _Rows(variant, places, keys, places[shared:], code)
+    own = places[shared:]
+    ids = np.take(run.ids, own, mode="clip")
+    for place, token in variant.ids.items():
+        ids[own == place] = token
+    return _Rows(variant, places, keys, own, decoder.inputs(ids), code)
 
 
 def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: range, each: Each) -> list[Array]:
     """`again` for variants in the order of their first layers, all at once."""
     hidden, count, layers = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0, decoder.config.layers
     start = min(len(run.ids) - 1, *(one.variant.first for one in seen))
-    before = run.stream(start) if seen[-1].variant.layer else [run.hidden[0][start:]]
+    before, shared = run.stream(start) if seen[-1].variant.layer else [run.hidden[0][start:]], Read()
     for number in each(range(seen[0].variant.layer, layers)):
         here, parts = sum(one.variant.layer <= number for one in seen), [hidden]
         for one in seen[count:here]:  # which begin with the run's stream, but of tokens that were replaced
@@ -195,9 +204,14 @@ def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: rang
             for place, token in one.variant.ids.items():
                 entering[one.own == place] = decoder.embedded([token], place)
             parts.append(entering)
+            for source in (other for other in decoder.config.sources() if other < number):
+                k, v = (x.take(one.own, axis=1, mode="clip") for x in run.past[source])
+                if source in shared:
+                    k, v = (np.concatenate(x, axis=1) for x in zip(shared[source], (k, v), strict=True))
+                shared[source] = k, v
         past, count = [x[:, : rows.stop] for x in run.past[number]], here
         least = rows.start if number + 1 == layers else 0
-        hidden = _layer(decoder, number, seen[:here], np.concatenate(parts), past, least)
+        hidden = _layer(decoder, number, seen[:here], np.concatenate(parts), shared, past, least)
     asked = np.concatenate([one.own >= rows.start for one in seen])
     lasts = np.concatenate([run.hidden[-1][: rows.stop], np.empty((len(asked), hidden.shape[-1]), hidden.dtype)])
     lasts[-len(asked) :][asked] = hidden
@@ -205,15 +219,24 @@ def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: rang
 
 
 def _layer(
-    decoder: Decoder, number: int, seen: Sequence[_Rows], hidden: Array, past: Sequence[Array] | None, least: int
+    decoder: Decoder,
+    number: int,
+    seen: Sequence[_Rows],
+    hidden: Array,
+    shared: Read,
+    past: Sequence[Array] | None,
+    least: int,
 ) -> Array:
     """The residual stream after a layer from that before it, (rows, d_model), each variant's own rows after each other.
 
+    shared  of layers that others read the keys and values of these rows, to which this layer's are added
     past    the run's keys and values; None where none are used
     least   the position of the first row that is computed: in the last layer of those whose logits are asked for
     """
     places = np.concatenate([one.own for one in seen])
-    q, k, v = decoder.before(number, hidden, places)[1:4]
+    q, k, v = decoder.before(number, hidden, places, shared)[1:4]
+    if number in decoder.config.sources():
+        shared[number] = k, v
     if past is not None:
         k, v = (np.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
     if least:
@@ -244,7 +267,8 @@ def _layer(
             if layer == number:
                 late = added[max(0, least - one.variant.first) :]
                 heads[head, end - size : end - size + len(late)] += late
-    return decoder.after(number, hidden, decoder.mixed(number, heads))
+    given = np.concatenate([one.inputs[:, number] for one in seen])[places >= least]
+    return decoder.after(number, hidden, decoder.mixed(number, heads), given)
 
 
 def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
@@ -266,6 +290,7 @@ def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
 
 def through(
     decoder: Decoder,
+    ids: Sequence[int],
     hidden: Sequence[Array],
     variants: Sequence[Variant],
     by_last: Array,
@@ -274,20 +299,26 @@ def through(
 ) -> Iterator[tuple[int, int, Attended]]:
     """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
 
+    ids        of the tokens
     hidden     the residual stream before each layer, (variants, tokens, d_model) each
     by_last    (variants, rows, d_model), the derivative by that of the last rows after the last layer
     past       each layer's keys and values of the tokens before, if `hidden` is of the last tokens alone
     each       iterates over the layers
     A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
     """
-    upstream = by_last
-    scale = decoder.config.added_scale
+    upstream, inputs = by_last, decoder.inputs(ids)
+    by_inputs = np.zeros((len(by_last), *inputs.shape), inputs.dtype)
+    shared, by_shared = Read(), dict[tuple[int, str], Array]()
+    scale, sizes, parallel = decoder.config.added_scale, decoder.config.sizes, decoder.config.parallel
     for number in (decoder.config.layers - 1 - done for done in each(range(decoder.config.layers))):
         name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
         rows = slice(before.shape[-2] - upstream.shape[-2], None)  # in the last layer only those of the logits
         places = np.arange(first, first + before.shape[-2])
-        x, q, k, v, projected, angles = decoder.before(number, before, places)
+        source = sizes[number].source
+        if source != number and source not in shared:
+            shared[source] = decoder.before(source, hidden[source], places, shared)[2:4]
+        x, q, k, v, projected, angles = decoder.before(number, before, places, shared)
         if past:
             k, v = (
                 np.stack([np.concatenate([old, one], axis=1) for one in new])
@@ -296,34 +327,29 @@ def through(
         seen = [attend(decoder, number, one.gates, *x) for one, *x in zip(variants, q, k, v, strict=True)]
         output = decoder.mixed(number, np.stack([part.output[:, rows] for part in seen]))
         middle = before[:, rows] + scale * decoder.normed(f"{name}post_attention_norm", output)
-        parallel = decoder.config.parallel
-        by_mlp = in_blocks(partial(_through_mlp, decoder, number), before[:, rows] if parallel else middle, upstream)
+        ended = decoder.end_back(number, before[:, rows], output, inputs[rows, number], upstream)
+        upstream, by_inputs[:, rows, number] = ended
+        by_mlp = in_blocks(partial(decoder.mlp_back, number), before[:, rows] if parallel else middle, upstream)
         by_middle, upstream = upstream if parallel else upstream + by_mlp, upstream + by_mlp
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * by_middle)
         by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
         g = np.zeros_like(q)
-        g[:, :, rows] = split(by_heads, decoder.config.d_k)
+        g[:, :, rows] = split(by_heads, sizes[number].d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([one[part][:, -x.shape[-2] :] for one, _ in results]) for part in "qkv"}
-        by_x = decoder.weights.product(join(by["v"]), f"{name}attn_v.weight", back=True)
-        for part in "qk":
+        for part in "kv":  # of all layers that read them
+            by[part] = by[part] + by_shared.pop((source, part), 0.0)
+            if source != number:
+                by_shared[source, part] = by[part]
+        by_x = np.zeros_like(x)
+        for part in sorted(projected, reverse=True):
             plain = decoder.placed(number, part, projected[part], angles[part], by[part])
             by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
         by_before = decoder.normed(f"{name}attn_norm", before, by_x)
         by_before[:, rows] += upstream
-        upstream = by_before
+        upstream = by_before + decoder.inputs(ids, by_inputs) if decoder.config.d_input and not number else by_before
         for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
-
-
-def _through_mlp(decoder: Decoder, number: int, source: Array, upstream: Array) -> Array:
-    """The derivative by the residual stream that the MLP reads, (tokens, d_model), by way of the MLP."""
-    norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
-    by_output = decoder.config.added_scale * upstream
-    if f"{behind}.weight" in decoder.weights:  # else the output is not needed
-        by_output = decoder.normed(behind, decoder.mlp(number, source), by_output)
-    by_x = mlp_back(decoder.weights, decoder.config, number, decoder.normed(norm, source), by_output)
-    return decoder.normed(norm, source, by_x)
 
 
 def edges(part: Attended, rows: range) -> Array:

@@ -67,7 +67,7 @@ def _row(lead: str, adds: float, total: float | None = None, difference: float |
 
 def _layer_in_one(rows: Sequence[tuple[WayPart, float, float | None]], language: Language) -> Text:
     """A whole layer in one line: what each of its parts adds, and their sums."""
-    names = {"attention": say(language, "way attention alone"), "mlp": "MLP"}
+    names = {"attention": say(language, "way attention alone"), "mlp": "MLP", "input": say(language, "way input alone")}
     inside = ", ".join(f"{names[part.kind]} {signed(part.adds)}" for part, _, _ in rows)
     leads = [lead for _, _, lead in rows if lead is not None]
     name = f"┃← {say(language, 'way layer', layer=rows[0][0].layer)}: {inside}"
