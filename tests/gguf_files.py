@@ -45,7 +45,8 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
         kv_heads = 1
     d_k = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_block_count(layers)
-    writer.add_context_length(config.max_position_embeddings)
+    lengths = ("max_position_embeddings", "max_seq_len", "seq_length")
+    writer.add_context_length(next(getattr(config, key) for key in lengths if hasattr(config, key)))
     writer.add_embedding_length(config.hidden_size)
     inner = next((size for key in INNER if (size := getattr(config, key, None))), None)
     writer.add_feed_forward_length(inner or 4 * config.hidden_size)
@@ -78,6 +79,10 @@ def write(place: Path, model: Any, kind: str = "F32", more: Any = None, split: i
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "gemma4":
         _by_layer(writer, config)
+    if name == "mpt":
+        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
+        if config.attn_config.clip_qkv:
+            writer.add_clamp_kqv(config.attn_config.clip_qkv)
     if name == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
     if getattr(config, "query_pre_attn_scalar", None):  # real Gemmas need no key, since their head's width says it
@@ -169,8 +174,8 @@ def _tensors(model: Any, architecture: str, layers: int) -> Any:
     for key, parameter in _parts(model):
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        key += ".weight" * key.endswith("layer_scalar")
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        known = key.removeprefix("transformer.") if architecture == "bloom" else key
+        name = names.get_name(known + ".weight" * key.endswith("layer_scalar"), try_suffixes=(".weight", ".bias"))
         array = parameter.to(torch.float32).numpy()
         if architecture == "gpt2" and array.ndim == 2 and ("attn.c" in key or "mlp.c" in key):
             array = array.T

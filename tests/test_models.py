@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from clearhead.models.families import FAMILIES, Config, Family  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant, choices  # noqa: E402
-from clearhead.models.variants import hidden_of  # noqa: E402
+from clearhead.models.variants import attended, edges, hidden_of, through_attention  # noqa: E402
 from clearhead.models.weights import Weights  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
@@ -136,6 +137,9 @@ CASES = {
     "cohere": ("Cohere", {}),
     "ernie 4.5": ("Ernie4_5", {"head_dim": 16}),
     "arcee": ("Arcee", {"head_dim": 16}),
+    "bloom": ("Bloom", {}),
+    "mpt": ("Mpt", {"attn_config": {"clip_qkv": 1.1}}),
+    "mpt, other slopes": ("Mpt", {"attn_config": {"alibi_bias_max": 12}}),
     "qwen3, yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
 }  # fmt: skip
 # Those that GGUF has no key or architecture for.
@@ -153,12 +157,18 @@ def peer_of(name):
         keys |= {"max_position_embeddings": "n_positions"}
         inputs = {keys.get(key, key): value for key, value in inputs.items()}
         del inputs["intermediate_size"]
-    if kind in ("GPT2", "GPTNeoX", "OPT"):
+    if kind in ("Bloom", "Mpt"):
+        inputs["seq_length" if kind == "Bloom" else "max_seq_len"] = inputs.pop("max_position_embeddings")
+        del inputs["intermediate_size"]
+    if kind in ("GPT2", "GPTNeoX", "OPT", "Bloom", "Mpt"):
         del inputs["num_key_value_heads"]
     config = getattr(hf, f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4") else f"{kind}Config")(
         **inputs, attn_implementation="eager"
     )
     peer = getattr(hf, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
+    if kind == "Mpt":  # whose class leaves out the number
+        largest = {"alibi_bias_max": config.attn_config.alibi_bias_max}
+        peer.transformer.build_mpt_alibi_tensor = partial(peer.transformer.build_mpt_alibi_tensor, **largest)
     generator = torch.Generator().manual_seed(int(fresh().integers(2**31)))
     scales = [each for each in peer.named_buffers() if each[0].endswith("layer_scalar")]  # of Gemma 4
     for part, parameter in (*peer.named_parameters(), *scales):  # gpt-oss's experts reach their limit of 7
@@ -243,15 +253,36 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     assert gaps.max() <= 1e-4 * max(1, np.abs(whole).max())
 
 
+def test_a_gated_key_weighs_alpha_times_as_much_beside_alibi():
+    """In the formula: ln α is added to a key's logit for every query but its own, and slope·distance is subtracted."""
+    rng, places = fresh(), torch.arange(9)
+    q, k, v, g = (torch.tensor(rng.standard_normal((4, 9, 8)), requires_grad=True) for _ in range(4))
+    logs, slopes = torch.tensor(np.log(rng.random(9)), requires_grad=True), torch.tensor(rng.random(4))
+    distance = places[:, None] - places
+    logits = q @ k.mT * 8**-0.5 - slopes[:, None, None] * distance + logs * (distance > 0)
+    output = logits.masked_fill(distance < 0, -torch.inf).softmax(-1) @ v
+    (output * g).sum().backward()
+    arrays, rules = [x.detach().numpy() for x in (q, k, v)], {"causal": True, "alibi_slopes": slopes.numpy()}
+    part = attended(*arrays, rules, logs.detach().numpy())
+    by, by_gates = through_attention(part, g.detach().numpy())
+    ours = part.output, by["q"], by["k"], by["v"], by_gates.sum(0)
+    for made, right in zip(ours, (output.detach(), q.grad, k.grad, v.grad, logs.grad), strict=True):
+        np.testing.assert_allclose(made, right, atol=1e-12)
+    weights = edges(part._replace(g=g.detach().numpy()), range(9)).sum(0)  # every edge on a key, but its own query's
+    np.testing.assert_allclose(weights.sum(0), logs.grad, atol=1e-12)
+
+
 def choices_off(config):
     """The config with one of its choices taken back at a time."""
     yield "centred", config._replace(centred=not config.centred)
     yield "activation", config._replace(activation="tanh")
     yield "scales", config._replace(scales=(config.scales[0] * 1.1,) * config.layers)
-    numbers = ("d_input", "softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
+    numbers = ("d_input", "clip", "softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
     for name in (*numbers, "parallel", "normed_last"):
         if getattr(config, name) != (usual := Config._field_defaults[name]):
             yield name, config._replace(**{name: usual})
+    if config.slopes:
+        yield "slopes", config._replace(slopes=tuple(reversed(config.slopes)))
     if any(config.windows):
         yield "windows", config._replace(windows=(None,) * config.layers)
     if config.experts:

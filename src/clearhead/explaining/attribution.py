@@ -133,7 +133,8 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         each = zip(adds.tolist(), heads.tolist(), bias.tolist(), strict=True)
         made.append([WayPart(kind, layer, x, length, tuple(some), rest, **facts) for x, some, rest in each])
 
-    token = weights.rows("token_embd.weight", [run.ids[position]])[0].astype(np.float64) * config.embedding_scale
+    token = weights.rows("token_embd.weight", [run.ids[position]])[0] * config.embedding_scale
+    token = decoder.normed("token_embd_norm", token).astype(np.float64)
     write("token", None, token)
     if "position_embd.weight" in weights:
         write("position", None, stream[0] - token)

@@ -37,7 +37,7 @@ class Decoder:
 
     def embedded(self, ids: Sequence[int] | Array, start: int = 0) -> Array:
         """What the first layer is given, (tokens, d_model); the first token is at position `start`."""
-        rows = self.weights.rows("token_embd.weight", ids) * self.config.embedding_scale
+        rows = self.normed("token_embd_norm", self.weights.rows("token_embd.weight", ids) * self.config.embedding_scale)
         if "position_embd.weight" in self.weights:
             rows = rows + self.weights["position_embd.weight"][start : start + len(ids)]
         return rows
@@ -69,6 +69,8 @@ class Decoder:
             rules["scale"] = scale
         if self.config.softcap is not None:
             rules["softcap"] = self.config.softcap
+        if self.config.slopes:
+            rules["alibi_slopes"] = np.array(self.config.slopes, np.float32)
         if (sinks := self.weights.get(f"blk.{number}.attn_sinks.weight")) is not None:
             rules["sinks"] = sinks
         return rules
@@ -87,6 +89,8 @@ class Decoder:
         size = self.config.sizes[number]
         parts = "qkv" if size.source == number else "q"
         made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), size.d_k) for part in parts}
+        if (clip := self.config.clip) is not None:
+            made = {part: np.clip(each, -clip, clip) for part, each in made.items()}
         of_keys = None if rope is None else rope.angles(places)
         of_queries = of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)
         angles = {"q": of_queries, "k": of_keys, "v": None}
@@ -194,7 +198,8 @@ class Decoder:
             heads = attention(q, k, v, **rules)
         letters = {"attn_q": "b_q", "attn_k": "b_k", "attn_v": "b_v", "attn_output": "b_o"}
         biases = frozenset(b for part, b in letters.items() if f"blk.{number}.{part}.bias" in self.weights)
-        through = "norm({})" if f"blk.{number}.attn_q_norm.weight" in self.weights else "{}"
+        through = "{}" if self.config.clip is None else "clip({})"
+        through = f"norm({through})" if f"blk.{number}.attn_q_norm.weight" in self.weights else through
         if self.config.ropes[number] is not None:
             through = through.replace("{}", "RoPE({})") if self.config.normed_last else f"RoPE({through})"
         output = self.mixed(number, heads)

@@ -43,6 +43,8 @@ class Config(NamedTuple):
     windows         of each layer how many keys a query sees, itself included; None: all before it
     scales          of each layer what q·k is multiplied by
     ropes           of each layer its rotary positions; None: it has none
+    slopes          of each head what ALiBi subtracts from a logit for each position between query and key; (): nothing
+    clip            the most that a number of a query, key or value may be, and its least the same below 0
     added_scale     what attention and MLP multiply by what they add to the residual stream
     parallel        does the MLP read what attention reads, the stream before the layer?
     normed_last     are queries and keys normed after they were turned, instead of before?
@@ -70,6 +72,8 @@ class Config(NamedTuple):
     windows: tuple[int | None, ...] = ()
     scales: tuple[float, ...] = ()
     ropes: tuple["Rope | None", ...] = ()
+    slopes: tuple[float, ...] = ()
+    clip: float | None = None
     softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
@@ -128,6 +132,7 @@ class Family(NamedTuple):
     defaults     of keys of config.json that may be missing
     uses         other keys of config.json that may be missing
     fixed        what others' keys say of each model of this family
+    only         values with which a key of config.json changes nothing
     """
 
     names: Mapping[str, str]
@@ -156,6 +161,7 @@ class Family(NamedTuple):
     defaults: Mapping[str, Any] = {}
     uses: Sequence[str] = ()
     fixed: Mapping[str, Any] = {}
+    only: Mapping[str, Sequence[Any]] = {}
 
 
 class NotInNumPyError(FileError):
@@ -300,6 +306,16 @@ class Rope(NamedTuple):
         angles = np.arange(first, last + 1, dtype=np.float32)[:, None] * rates
         cos, sin = np.cos(angles) * self.magnitude, np.sin(angles) * self.magnitude
         return cos[places - first], sin[places - first]
+
+
+def alibi_slopes(heads: int, largest: float) -> tuple[float, ...]:
+    """ALiBi's slope of each head (Press et al. 2022): 2^(−largest·i/n) for i = 1 … n, n the power of 2 from heads on.
+
+    Of another number of heads, those with an even i come first, and what is too much is left out.
+    """
+    count = 1 << (heads - 1).bit_length()
+    slopes = (0.5 ** (largest * np.arange(1, count + 1) / count)).tolist()
+    return tuple(slopes if count == heads else (slopes[1::2] + slopes[::2])[:heads])
 
 
 def turned(x: Array, angles: Angles) -> Array:

@@ -19,6 +19,7 @@ from clearhead.models.families import (
     Family,
     NotInNumPyError,
     Rope,
+    alibi_slopes,
     check_keys,
     of_parameters,
 )
@@ -30,6 +31,7 @@ from clearhead.models.weights import Stored
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 _MOST_LAYERS, _MOST_INPUT = 4096, 2**16  # layers, and the width of what each is given of a token
 BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
+_SIZES = {"num_hidden_layers", "num_attention_heads", "hidden_size"}  # which may have Llama's name in any file
 _TOKENIZERS = "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "tekken.json", "tokenizer.model"
 _FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
 
@@ -42,11 +44,15 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
         what = f"{path} is for model_type {kind!r}, which does not run in NumPy."
         raise NotInNumPyError(what, f"these do: {', '.join(FAMILIES)}; Transformers runs others.")
     family = FAMILIES[name]
+    if "attn_config" in family.uses and isinstance(data.get("attn_config"), dict):
+        data = {**data, **data["attn_config"], "model_type": kind}
     used = {*CONFIG["used"], family.epsilon, *family.keys.values(), *family.defaults, *family.uses}
-    check_keys(f"{path}: ", data, used, CONFIG)
-    kept = used - family.keys.keys()
+    check_keys(f"{path}: ", data, used, {**CONFIG, "only": {**CONFIG["only"], **family.only}})
+    kept = used - (family.keys.keys() - _SIZES)
     stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
+    if twice := [key for key, value in usual.items() if stated.get(key, value) != value]:
+        raise NotInNumPyError(f"{path}: {twice[0]} and {family.keys[twice[0]]} say the same, and differ.")
     rope = {"rope_parameters": _rope_parameters(path, data, family)}
     return described(path, {**family.defaults, **stated, **usual, **rope, **family.fixed}, name, family)
 
@@ -95,6 +101,10 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         windows=windows,
         scales=_scales(read, name, layers, sizes[0].d_k),
         ropes=_ropes(read, family, windows, [size.d_k for size in sizes], positions),
+        scales=_scales(read, name, layers, d_k),
+        ropes=_ropes(read, family, layers, d_k, positions),
+        slopes=alibi_slopes(heads, read.number("alibi_bias_max", 8, 1e-9)) if "alibi_bias_max" in data else (),
+        clip=read.maybe("clip_qkv"),
         softcap=read.maybe("attn_logit_softcapping"),
         logit_softcap=read.maybe("final_logit_softcapping"),
         embedding_scale=d_model**0.5 if family.by_width else read.number("embedding_multiplier", 1.0),
@@ -166,7 +176,7 @@ def _scales(read: Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]
 def _ropes(
     read: Reader, family: Family, windows: Sequence[int | None], widths: Sequence[int], positions: int
 ) -> tuple[Rope | None, ...]:
-    if family.learned is not None:
+    if family.learned is not None or "alibi_bias_max" in read.data:
         return (None,) * len(windows)
     stated = read.data["rope_parameters"]
     whole, local = (stated.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
@@ -245,11 +255,12 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
     stated = {**FAMILIES[config.family].defaults, **data}
     for key, parts in CONFIG["biases"].items():
         biases = [name for name in result if name.endswith(".bias") and name.split(".")[-2] in parts]
-        if biases and stated.get(key) is False:
-            raise NotInNumPyError(f"{place}: {key} is false, but the weights have `{biases[0]}`.")
+        without = key == "no_bias"
+        if biases and stated.get(key) is without:
+            raise NotInNumPyError(f"{place}: {key} is {shown(stated[key])}, but the weights have `{biases[0]}`.")
         read = key in FAMILIES[config.family].defaults and "token_embd.weight" in result
-        if read and stated.get(key) is True and not biases:
-            raise FileError(f"{place}: {key} is true, but the weights have none of these biases.")
+        if read and stated.get(key) is (not without) and not biases:
+            raise FileError(f"{place}: {key} is {shown(stated[key])}, but the weights have none of these biases.")
     return result
 
 

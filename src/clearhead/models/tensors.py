@@ -99,6 +99,8 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
     yield "token_embd.weight", ((config.vocabulary, d),)
     if FAMILIES[config.family].learned is not None:
         yield "position_embd.weight", ((config.positions, d),)
+    if "token_embd_norm" in FAMILIES[config.family].names.values():
+        yield from _vector("token_embd_norm", d)
     yield from _vector("output_norm", d)
     if not config.tied:
         yield "output.weight", ((config.vocabulary, d),)

@@ -38,6 +38,7 @@ _DEEPSEEK3 = r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", rf"{_SIGNS}| ?[\p{{P}
 CUTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "default": ((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), set()),  # llama.cpp's, of no model
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mellum", "exaone4", "trillion", "mpt"), ((), set())),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), ((r" ?[^(\s|.,!?…。，、।۔،)]+",), set())),
     "olmo": ((), {"composed"}),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     "command-r": ((), {"digits", "composed"}),

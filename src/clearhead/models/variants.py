@@ -32,7 +32,9 @@ from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
 Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the number of their layer
-_KNOWN = {"causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window"}
+_KNOWN = {
+    "alibi_slopes", "causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window",
+}  # fmt: skip
 _ROOM = 2**22  # numbers of the residual stream of all variants that run at once
 _FEW = 32  # rows of variants whose attention is one call
 
@@ -100,6 +102,8 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     if cap is not None:
         capped = xp.tanh(logits / cap)
         logits, slope = cap * capped, slope * (1 - capped * capped)
+    if (alibi := rules.get("alibi_slopes")) is not None:  # with one position less, all distances before are one less
+        logits = logits + numbers_like(alibi, q)[:, None]
     return logits, slope
 
 
@@ -172,11 +176,11 @@ def _rows_of(
 ) -> _Rows:
     """The rows of a variant, behind `count` other ones; it shares those before which it is as the last variant.
 
-    A token before `rows` whose key no later one sees changes nothing, and is left out. Windows and what is added name
-    positions, so that there all are run.
+    A token before `rows` whose key no later one sees changes nothing, and is left out. Windows, ALiBi and what is added
+    name positions, so that there all are run.
     """
     places = np.arange(rows.stop)
-    if variant.gates is not None and not (variant.added or any(decoder.config.windows)):
+    if variant.gates is not None and not (variant.added or decoder.config.slopes or any(decoder.config.windows)):
         places = places[(variant.gates[: rows.stop] > -np.inf) | (places >= rows.start)]
     keys, shared = places.copy(), int(np.searchsorted(places, variant.first))
     if code and last and last[0].code:
@@ -344,6 +348,8 @@ def through(
         by_x = np.zeros_like(x)
         for part in sorted(projected, reverse=True):
             plain = decoder.placed(number, part, projected[part], angles[part], by[part])
+            if decoder.config.clip is not None:
+                plain = plain * (np.abs(projected[part]) < decoder.config.clip)
             by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
         by_before = decoder.normed(f"{name}attn_norm", before, by_x)
         by_before[:, rows] += upstream
