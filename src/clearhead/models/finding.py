@@ -16,7 +16,7 @@ from clearhead.core.files import json_of, read_text
 from clearhead.core.room import written
 from clearhead.core.rule_values import read_path
 from clearhead.errors import ClearheadError, DtypeError, FileError, MissingExtraError, expected
-from clearhead.models import folder, gguf, model, tensors, tokens
+from clearhead.models import folder, gguf, model, tokens
 from clearhead.models.families import NotInNumPyError
 
 if TYPE_CHECKING:
@@ -198,16 +198,13 @@ def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:
     family, parameters, kind, paths = "", 0, "", list[Path]()
     try:
         if place.is_dir():
-            data = json_of(place / "config.json")
-            family = str(data.get("model_type"))
-            paths = folder.weight_files(place)
-            config, stored = model.folder_weights(place)
+            family = str(json_of(place / "config.json").get("model_type"))
+            paths, stored = folder.weight_files(place), model.weights_of(place)[1]
             folder.check_tokenizer(place)
         else:
             paths, file = gguf.parts_of(place), gguf.read(place)
-            family, stored = str(file.metadata.get("general.architecture")), file.tensors
-            config = gguf.config_of(file)
-            stored = tensors.checked(place, gguf.stored(file, config), config)
+            family = str(file.metadata.get("general.architecture"))
+            config, stored = model.weights_of(place, file)
             tokens.check(file, config.vocabulary)
         sizes: dict[str, int] = {}
         for tensor in stored.values():

@@ -305,39 +305,34 @@ def load(place: str | os.PathLike[str] | None = None, name: str = "") -> Model:
     """
     if place is None:
         return _shipped()
-    return (_of_gguf if os.path.isfile(place) else _of_folder)(Path(place), name or str(place))
+    place, name = Path(place), name or str(place)
+    file = gguf.read(place) if os.path.isfile(place) else None
+    config, stored = weights_of(place, file)
+    if file is None:
+        encoder = folder.tokenizer_of(place)
+        chat = folder.chat_of(place, encoder)
+    else:
+        encoder, chat = tokens.tokenizer_of(file, config.vocabulary), tokens.chat_of(file)
+    texts = Tokenizer(name, encoder, config.positions, config.vocabulary, *chat)
+    return Model(name, Decoder(config, Weights(stored)), texts)
 
 
 @cache
 def _shipped() -> Model:
     with as_file(files("clearhead") / "models" / SHIPPED) as place:
-        return _of_folder(place, SHIPPED)
+        return load(place, SHIPPED)
 
 
-def _of_gguf(path: Path, name: str) -> Model:
-    file = gguf.read(path)
-    config = gguf.config_of(file)
-    stored = tensors.checked(path, gguf.stored(file, config), config)
-    tokenizer = tokens.tokenizer_of(file, config.vocabulary)
-    texts = Tokenizer(name, tokenizer, config.positions, config.vocabulary, *tokens.chat_of(file))
-    return Model(name, Decoder(config, Weights(stored)), texts)
-
-
-def _of_folder(place: Path, name: str) -> Model:
+def weights_of(place: Path, file: gguf.GGUF | None = None) -> tuple[Config, dict[str, Stored]]:
+    """The sizes of a decoder in a GGUF file or a folder, and its tensors, checked. Raises FileError."""
+    if file is not None:
+        config = gguf.config_of(file)
+        return config, tensors.checked(place, gguf.stored(file, config), config)
     if not os.path.isdir(place):
         raise FileError(
             f"{place} is not a directory.",
             "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
         )
-    config, stored = folder_weights(place)
-    decoder = Decoder(config, Weights(stored))
-    tokenizer = folder.tokenizer_of(place)
-    chat = folder.chat_of(place, tokenizer)
-    return Model(name, decoder, Tokenizer(name, tokenizer, config.positions, config.vocabulary, *chat))
-
-
-def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
-    """The sizes of a folder's decoder, and its tensors, checked. Raises FileError."""
     path = place / "config.json"
     folder.check_folder(place)
     check_waits(path)
@@ -348,11 +343,7 @@ def folder_weights(place: Path) -> tuple[Config, dict[str, Stored]]:
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
-    """A decoder without a tokenizer, from a config.json's numbers and arrays named as in safetensors."""
+    """A decoder without a tokenizer, from a config.json's numbers and float32 arrays named as in safetensors."""
     config = folder.config_of(Path("config.json"), data)
-    kinds = {np.dtype(np.float64): "F64", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
-    stored: dict[str, Stored] = tensors.renamed(
-        {key: (kinds[array.dtype], array) for key, array in arrays.items()}, config
-    )
-    config = config._replace(tied="output.weight" not in stored)
+    stored = tensors.renamed({key: ("F32", array) for key, array in arrays.items()}, config)
     return Model(name, Decoder(config, Weights(tensors.checked(name, stored, config))), cast("Tokenizer", None))
