@@ -34,11 +34,13 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str
         stem, _, suffix = pattern.rpartition(".")
         known = names.get(pattern) or (f"{names[stem]}.{suffix}" if stem in names else "")
         name = known.format(*numbers) or key
-        turned = array.ndim == 3 or (family.transposed and array.ndim == 2 and name.startswith("blk."))
-        shape = array.shape[::-1] if turned and array.ndim == 2 else array.shape
+        if (array.ndim == 3 and kind != "U8") or (family.transposed and array.ndim == 2 and name.startswith("blk.")):
+            array = array.swapaxes(-1, -2)
         if name in result:
             raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
-        tensor = Stored(kind, shape, array, turned, plus=1.0 if family.less_one and "norm" in name else 0.0)
+        tensor = Stored(kind, array.shape, array)
+        if family.less_one and "norm" in name:
+            tensor = Stored("F32", array.shape, tensor.rows() + 1)
         result[name] = tensor.part(family.learned, len(array)) if family.learned and "position" in name else tensor
     return in_order(result, config, "folder")
 

@@ -29,18 +29,14 @@ class Stored:
 
     kind         the dtype as safetensors writes it (F32, BF16, …), or GGUF's name of the packing (Q4_K, …)
     data         (rows, …) numbers, or (rows, bytes of a row) as uint8
-    transposed   is it stored as (d_in, d_out)?
     order        which rows make the tensor, in this order; None: all as they are
-    plus         what is added to each number: 1 where a norm keeps its weight less 1
     scales       of data in gpt-oss's form of MXFP4, (rows, blocks, 16) bytes: each block's exponent and 127
     """
 
     kind: str
     shape: tuple[int, ...]
     data: Array
-    transposed: bool = False
     order: Array | None = None
-    plus: float = 0.0
     scales: Array | None = None
 
     @property
@@ -53,7 +49,7 @@ class Stored:
         self._check_whole()
         if self.order is not None:
             chosen = self.order[chosen]
-        part = self.data.T[chosen] if self.transposed else self.data[chosen]
+        part = self.data[chosen]
         if self.scales is not None:
             numbers = _of_fours(part, self.scales[chosen])
         elif self.kind == "BF16":  # the upper half of a float32
@@ -64,8 +60,7 @@ class Stored:
             quants, kinds = packings()
             row = quants.dequantize(np.ascontiguousarray(part).reshape(1, -1), kinds[self.kind])
             numbers = row.reshape(quants.quant_shape_from_byte_shape(part.shape, kinds[self.kind]))
-        numbers = np.require(numbers, dtype, "A")  # a file may store numbers at odd places
-        return numbers + dtype(self.plus) if self.plus else numbers
+        return np.require(numbers, dtype, "A")  # a file may store numbers at odd places
 
     def _check_whole(self) -> None:
         """Raise FileError where the mapped file became shorter: reading beyond its end would kill the process."""
@@ -81,27 +76,24 @@ class Stored:
         some = slice(start, stop)
         if self.order is not None:
             return replace(self, shape=(stop - start, *self.shape[1:]), order=self.order[some])
-        data = self.data[:, some] if self.transposed else self.data[some]
         scales = None if self.scales is None else self.scales[some]
-        return replace(self, shape=(stop - start, *self.shape[1:]), data=data, scales=scales)
+        return replace(self, shape=(stop - start, *self.shape[1:]), data=self.data[some], scales=scales)
 
     def expert(self, number: int) -> "Stored":
         """One expert's matrix or bias of the tensor of all."""
-        turned = self.data.ndim == 3 and self.transposed
-        shape = self.shape[:0:-1] if turned else self.shape[1:]
         scales = None if self.scales is None else self.scales[number]
-        return replace(self, shape=shape, data=self.data[number], transposed=turned, scales=scales)
+        return replace(self, shape=self.shape[1:], data=self.data[number], scales=scales)
 
     def product(self, x: Array, *, back: bool = False) -> Array:
         """x·Wᵀ, (…, d_out), for x (…, d_in); where `back`, x·W, (…, d_in), for x (…, d_out). W is (d_out, d_in)."""
         rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
-        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not self.transposed)
-        packed = packed and self.data.strides[-1] == self.data.itemsize
-        if packed and x.dtype == np.float32 and not native.missing():
-            turned = back != self.transposed  # what is stored as (d_in, d_out) is its transpose
-            columns = self.shape[0 if self.transposed else 1]
-            made = native.multiply(rows, self.data, self.kind, columns, self.order, back=turned)
+        turned = self.data.strides[-1] != self.data.itemsize  # a file that has (d_in, d_out) has its transpose
+        data = self.data.T if turned else self.data
+        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
+        if packed and data.strides[-1] == data.itemsize and x.dtype == np.float32 and not native.missing():
+            columns = self.shape[0 if turned else 1]
+            made = native.multiply(rows, data, self.kind, columns, self.order, back=back != turned)
         else:
             made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
             step = max(1, _ROWS // self.shape[1])
