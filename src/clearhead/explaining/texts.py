@@ -40,7 +40,7 @@ def read(model: LanguageModel, text: Any) -> Reading:
         return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):
         raise DtypeError(expected("text", text, "a string or a list of messages"), 'explain("humpty dumpty sat on")')
-    made: Reading = model.tokenizer.read_chat(text)
+    made: Reading = model.tokenizer.chat(text)
     return made
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import cache, partial
 from itertools import takewhile
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from clearhead.errors import FileError, MissingExtraError, RuleError, expected
 from clearhead.models.folder import one_line
@@ -24,18 +24,6 @@ _SECONDS, _MOST = 2.0, 2**22
 _ROLES = ("system", "user", "assistant")
 _FIRST_MARK = 0xF0000  # of characters for private use, which no text has
 Span = tuple[int, int]
-
-
-class Rendered(NamedTuple):
-    """The text that a model is given for messages, with the beginning of its answer.
-
-    turns   where each message's content stands, (0, 0) for one that the template leaves out
-    dated   does the template write today's date?
-    """
-
-    text: str
-    turns: list[Span]
-    dated: bool
 
 
 def read_messages(value: Any) -> list[dict[str, str]]:
@@ -50,10 +38,14 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     return [dict(message) for message in value]
 
 
-def rendered(template: str, messages: Sequence[dict[str, str]], name: object, words: Mapping[str, str]) -> Rendered:
+def rendered(
+    template: str, messages: Sequence[dict[str, str]], name: object, words: Mapping[str, str]
+) -> tuple[str, list[Span], bool]:
     """Render messages, and find each by rendering them again with a mark before and behind its words.
 
     words   the special tokens that a template may write, such as bos_token
+    Returns the text with the beginning of the answer, where each message's content stands, (0, 0) for one that the
+    template leaves out, and whether the template writes today's date.
     A template may strip the spaces around a message, so that the marks stand inside them. Where the marks change more
     of the text than themselves, the message is searched for behind the one before it. A template that writes none of
     them is given each content as a list of parts, as templates of models that see pictures want it.
@@ -87,7 +79,7 @@ def _found(render: Any, messages: Sequence[dict[str, str]]) -> Rendered:
             start = text.find(said, reached) if said else -1
             turns.append((start, start + len(said)) if start >= 0 else (0, 0))
             reached = max(reached, turns[-1][1])
-    return Rendered(text, turns, dated)
+    return text, turns, dated
 
 
 def _marked(

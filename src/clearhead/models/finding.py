@@ -151,16 +151,11 @@ def _lmstudio_models() -> Iterator[Here]:
     """The models that LM Studio has, named by their folder, or in it by their file where there are several."""
     for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
         for folder_of_model in sorted(base.glob("*/*")):
-            files = [path for path in sorted(folder_of_model.glob("*.gguf")) if _first_of_model(path.name)]
-            for path in files:
+            files = [path for path in sorted(folder_of_model.glob("*.gguf")) if "mmproj" not in path.name.lower()]
+            files = [path for path in files if "-of-" not in path.name or "-00001-of-" in path.name]
+            for path in files:  # no projectors of pictures, and of a split model its first part
                 name = f"lmstudio:{folder_of_model.parent.name}/{folder_of_model.name}"
                 yield (name if len(files) == 1 else f"{name}/{path.stem}", path, "")
-
-
-def _first_of_model(name: str) -> bool:
-    """Is this the name of a model or its first part, and of no projector of pictures?"""
-    later = "-of-" in name and "-00001-of-" not in name
-    return not later and "mmproj" not in name.lower()
 
 
 def _of_hugging_face() -> Iterator[Here]:

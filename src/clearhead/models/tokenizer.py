@@ -54,17 +54,12 @@ class Tokenizer:
         check_unicode("text", text)
         return self._tokens(self.encoder.encode(text), text)
 
-    def chat(self, messages: Any) -> tuple[str, list[Token]]:
+    def chat(self, messages: Any) -> Reading:
         """The text that the model is given for messages, and its tokens; those of the template are marked.
 
         messages   a list of {"role": "system", "user" or "assistant", "content": a text}
         Raises RuleError for a model without a template and for what is no message, FileError for a broken template.
         """
-        made = self.read_chat(messages)
-        return made.text, made.tokens
-
-    def read_chat(self, messages: Any) -> "Reading":
-        """What the model reads of messages, as `chat`, with the places of the messages."""
         read = read_messages(messages)
         if self.template is None:
             raise RuleError(f"{self.name} has no chat template.", "give it a text.")
