@@ -7,6 +7,7 @@ multiplied into a large text.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,26 +121,12 @@ def _between(content: str, before: str, behind: str) -> str:
 def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
     """A function from messages to their text and whether the template asked for the date, which stays the same."""
     try:
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension
+        from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtraError(
             "messages need Jinja, which is not installed.", 'pip install "clearhead[gguf]"'
         ) from error
-
-    class Generation(Extension):
-        """A block of what the model says, whose body is rendered as it is."""
-
-        tags = {"generation"}  # noqa: RUF012  # as Jinja has it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
-
-        def _said(self, caller: Any) -> Any:
-            return caller()
 
     def times(left: Any, right: Any) -> Any:
         sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
@@ -165,14 +152,16 @@ def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
     ) -> str:
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
+    # A block of what the model says is rendered as it is, with names of its own.
+    plain = re.sub(r"(\{%[-+]?\s*(?:end)?)generation(?=\s*[-+]?%\})", r"\1with", template)
     asked, now = list[str](), datetime.now()  # the local time, as Transformers has it
     options: Any = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = ImmutableSandboxedEnvironment(**options, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(**options, extensions=["jinja2.ext.loopcontrols"])
     environment.intercepted_binops = frozenset(("*", "**"))
     environment.binop_table |= {"*": times, "**": power}
     environment.globals |= {"raise_exception": refuse, "strftime_now": date}
     environment.filters["tojson"] = tojson
-    compiled = cache(partial(environment.from_string, template))
+    compiled = cache(partial(environment.from_string, plain))
 
     def render(messages: Sequence[dict[str, str]]) -> tuple[str, bool]:
         asked.clear()

@@ -6,9 +6,11 @@ its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models-
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,10 +203,10 @@ def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:
             family = str(file.metadata.get("general.architecture"))
             config, stored = model.weights_of(place, file)
             tokens.check(file, config.vocabulary)
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for tensor in stored.values():
-            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
-        parameters, kind = sum(sizes.values()), max(sizes, key=lambda each: sizes[each])
+            sizes[tensor.kind] += prod(tensor.shape)
+        parameters, kind = sizes.total(), sizes.most_common(1)[0][0]
     except ClearheadError as error:
         reason = reason or error.what
     size = written(sum(path.stat().st_size for path in paths), ("GB", "MB"))

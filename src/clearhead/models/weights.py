@@ -9,7 +9,6 @@ Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … L
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from mmap import mmap
 from typing import Any
 
@@ -38,11 +37,6 @@ class Stored:
     data: Array
     order: Array | None = None
     scales: Array | None = None
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
         """These rows of the tensor in a dtype; a view of the file where it is that already."""
