@@ -174,11 +174,16 @@ class NotInNumPyError(FileError):
 _TABLES = toml_of("clearhead.models", "families.toml")
 
 
-def _family(names: tuple[str, ...] = ("llama",), **more: Any) -> Family:
-    return Family({name: there for table in names for name, there in _TABLES["names"][table].items()}, **more)
+def _family(kind: str) -> Family:
+    """The family of a table; one that is `like` another has from that one all that it does not say itself."""
+    own = dict(_TABLES["families"][kind])
+    base = _family(own.pop("like")) if "like" in own else Family(_TABLES["names"]["llama"])
+    if "names" in own:
+        own["names"] = {name: there for table in own["names"] for name, there in _TABLES["names"][table].items()}
+    return base._replace(**{**own, "defaults": {**base.defaults, **own.get("defaults", {})}})
 
 
-FAMILIES = {kind: _family(**table) for kind, table in _TABLES["families"].items()}
+FAMILIES = {kind: _family(kind) for kind in _TABLES["families"]}
 # The families by general.architecture of GGUF files.
 ARCHITECTURES = {
     kind if family.architecture is None else family.architecture: kind
