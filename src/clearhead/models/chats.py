@@ -87,8 +87,11 @@ def _marked(
     render: Any, text: str, messages: Sequence[dict[str, str]], marks: Sequence[tuple[str, str]]
 ) -> list[Span] | None:
     """Where messages stand, by a mark before and behind each; None where the text would be another one."""
-    some = [{**one, "content": _between(one["content"], *pair)} for one, pair in zip(messages, marks, strict=True)]
-    made = ""
+    some, made = list[dict[str, str]](), ""
+    for message, (before, behind) in zip(messages, marks, strict=True):
+        content, words = message["content"], message["content"].strip()
+        marked = content.replace(words, f"{before}{words}{behind}", 1) if words else content
+        some.append({**message, "content": marked})
     with suppress(FileError):
         made = render(some)[0]
     places, plain = dict[str, int](), list[str]()
@@ -109,13 +112,6 @@ def _marked(
             start = stop - len(text[stop - size : stop].lstrip())
         turns.append((start, stop) if start is not None and stop is not None else (0, 0))
     return turns
-
-
-def _between(content: str, before: str, behind: str) -> str:
-    """The content with marks around its words, inside the spaces around them; as it is where it has no words."""
-    words = content.strip()
-    start = content.find(words)
-    return content[:start] + before + words + behind + content[start + len(words) :] if words else content
 
 
 def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
