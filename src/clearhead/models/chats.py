@@ -18,7 +18,7 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
-from clearhead.errors import FileError, MissingExtraError, RuleError, expected
+from clearhead.errors import FileError, RuleError, expected, needing
 from clearhead.models.folder import one_line
 
 _SECONDS, _MOST = 2.0, 2**22
@@ -116,13 +116,9 @@ def _marked(
 
 def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
     """A function from messages to their text and whether the template asked for the date, which stays the same."""
-    try:
+    with needing("Jinja", "a chat", "gguf"):
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise MissingExtraError(
-            "messages need Jinja, which is not installed.", 'pip install "clearhead[gguf]"'
-        ) from error
 
     def times(left: Any, right: Any) -> Any:
         sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]

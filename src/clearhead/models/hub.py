@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
-from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleError, ShapeError
+from clearhead.errors import ClearheadError, FileError, RuleError, ShapeError, needing
 from clearhead.models.families import Config
 from clearhead.models.folder import BUFFERS, check_folder, check_layers, downloaded, one_line, weight_files
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_in, ids_of, in_short
@@ -217,10 +216,6 @@ def load(name: str, place: Path | None = None) -> HubModel:
 
     Raises FileError, MissingExtraError.
     """
-    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
-    if missing:
-        what = f"{name} needs PyTorch and Transformers: there is no {' and no '.join(missing)}."
-        raise MissingExtraError(what, "pip install 'clearhead[hf]'")
     place = place or (Path(name) if os.path.isdir(name) else downloaded(name))
     check_folder(place)  # before anything is built
     weight_files(place)
@@ -234,8 +229,9 @@ def load(name: str, place: Path | None = None) -> HubModel:
 
 def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     """Model and tokenizer, after their sizes were checked. No code from the model's directory runs."""
-    import torch
-    import transformers
+    with needing("PyTorch and Transformers", name, "hf"):
+        import torch
+        import transformers
 
     files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     stated = json_of(place / "config.json")

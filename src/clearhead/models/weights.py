@@ -17,7 +17,7 @@ import numpy as np
 from clearhead.core.array_files import DTYPES
 from clearhead.core.axes import Array
 from clearhead.engines import native
-from clearhead.errors import FileError, MissingExtraError
+from clearhead.errors import FileError, needing
 
 _ROWS = 2**22  # numbers that NumPy unpacks at a time
 
@@ -111,12 +111,8 @@ def _of_fours(data: Array, exponents: Array) -> Array:
 
 def packings() -> tuple[Any, Any]:
     """The module that unpacks GGUF's types, and the types by name. Raises MissingExtraError where gguf is missing."""
-    try:
+    with needing("the package gguf", "a GGUF file", "gguf"):
         from gguf import GGMLQuantizationType, quants
-    except ImportError as error:
-        raise MissingExtraError(
-            "GGUF files need the package gguf, which is not installed.", 'pip install "clearhead[gguf]"'
-        ) from error
     return quants, GGMLQuantizationType
 
 
