@@ -10,7 +10,7 @@ import numpy as np
 
 import clearhead as ch
 from clearhead.models.decoder import Decoder
-from clearhead.models.families import ACTIVATIONS
+from clearhead.models.mlp import ACTIVATIONS
 from clearhead.models.weights import Stored, Weights
 
 SHIPPED = Path(ch.__file__).parent / "models" / "rhymes"

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining.answers import Target
 from clearhead.models.decoder import Decoder
-from clearhead.models.families import ACTIVATIONS
 from clearhead.models.folder import config_of
+from clearhead.models.mlp import ACTIVATIONS
 from clearhead.models.model import Model, load
 from clearhead.models.protocol import Variant
 from clearhead.models.weights import Weights

@@ -24,8 +24,8 @@ from clearhead.explaining.texts import parts_of_text
 from clearhead.explaining.why_words import conclusion
 from clearhead.models import decoder, variants
 from clearhead.models import model as gpt2
-from clearhead.models.families import ACTIVATIONS
 from clearhead.models.hub import of_loaded
+from clearhead.models.mlp import ACTIVATIONS
 from clearhead.models.protocol import Token
 from dense_gpt2 import SHIPPED, WORDS, dense, in_float64
 from seeds import fresh

@@ -1,12 +1,12 @@
 """What a decoder is, as data: its sizes and choices, and the families of decoders, from families.toml.
 
-Then what families choose from: the functions between the linear maps, each with its derivative, and rotary positions.
-They compute in the dtype of what they are given. Rotary positions (Su et al. 2021) turn pairs half the rotated width
-apart, (x_i, x_{i + dims/2}), as in safetensors; GGUF's pairs of neighbours are put in this order when a file is read.
+Then what families choose from: norms, each with its derivative, and rotary positions. They compute in the dtype of what
+they are given. Rotary positions (Su et al. 2021) turn pairs half the rotated width apart, (x_i, x_{i + dims/2}), as in
+safetensors; GGUF's pairs of neighbours are put in this order when a file is read.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from math import ceil, erf, floor, log, pi, sqrt
+from collections.abc import Container, Mapping, Sequence
+from math import ceil, floor, log, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,6 @@ from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
 Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
-_QUICK = 1.702  # x·σ(1.702·x) is close to GELU
-_TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
 
 class LayerSizes(NamedTuple):
@@ -237,51 +235,6 @@ def _standardised(x: Array, config: Config) -> tuple[Array, Array]:
     deviation = np.sqrt(np.einsum("...d,...d->...", rest, rest)[..., None] / rest.shape[-1] + config.epsilon)
     deviation = deviation.astype(x.dtype, copy=False)
     return rest / deviation, deviation
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(_TANH[0] * (x + _TANH[1] * (x * x * x))))
-
-
-def _gelu_tanh_slope(x: Array) -> Array:
-    t = np.tanh(_TANH[0] * (x + _TANH[1] * (x * x * x)))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH[0] * (1 + 3 * _TANH[1] * (x * x))
-
-
-def _normal_share(x: Array) -> Array:
-    """The normal distribution's share below x, in float64."""
-    exact = np.frompyfunc(lambda value: 0.5 * (1 + erf(value / sqrt(2))), 1, 1)
-    return np.asarray(exact(x.astype(np.float64)), dtype=np.float64)
-
-
-def _gelu_slope(x: Array) -> Array:
-    exact = x.astype(np.float64)
-    return (_normal_share(x) + exact * np.exp(-0.5 * exact**2) / sqrt(2 * pi)).astype(x.dtype)
-
-
-def _silu(x: Array) -> Array:
-    y = np.negative(x)  # one array for every step: at thousands of tokens, new ones cost more than the arithmetic
-    np.exp(y, out=y)
-    y += 1
-    return np.divide(x, y, out=y)
-
-
-def _silu_slope(x: Array) -> Array:
-    share = 1 / (1 + np.exp(-x))
-    return share * (1 + x * (1 - share))
-
-
-# Each activation function and its slope, of one array, element by element.
-ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "gelu_new": (_gelu_tanh, _gelu_tanh_slope),
-    "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
-    "gelu": (lambda x: (x * _normal_share(x)).astype(x.dtype), _gelu_slope),
-    "quick_gelu": (lambda x: _silu(_QUICK * x) / _QUICK, lambda x: _silu_slope(_QUICK * x)),
-    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
-    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0)),
-    "silu": (_silu, _silu_slope),
-    "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
-}
 
 
 class Rope(NamedTuple):

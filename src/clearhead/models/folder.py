@@ -11,7 +11,6 @@ from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes, read_text
 from clearhead.errors import FileError, shown
 from clearhead.models.families import (
-    ACTIVATIONS,
     CONFIG,
     FAMILIES,
     OTHER_NAMES,
@@ -24,6 +23,7 @@ from clearhead.models.families import (
     of_parameters,
 )
 from clearhead.models.layer_sizes import Reader, layer_sizes
+from clearhead.models.mlp import ACTIVATIONS
 from clearhead.models.protocol import ids_in
 from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
@@ -101,8 +101,6 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         windows=windows,
         scales=_scales(read, name, layers, sizes[0].d_k),
         ropes=_ropes(read, family, windows, [size.d_k for size in sizes], positions),
-        scales=_scales(read, name, layers, d_k),
-        ropes=_ropes(read, family, layers, d_k, positions),
         slopes=alibi_slopes(heads, read.number("alibi_bias_max", 8, 1e-9)) if "alibi_bias_max" in data else (),
         clip=read.maybe("clip_qkv"),
         softcap=read.maybe("attn_logit_softcapping"),
