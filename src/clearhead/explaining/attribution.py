@@ -134,8 +134,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         made.append([WayPart(kind, layer, x, length, tuple(some), rest, **facts) for x, some, rest in each])
 
     token = weights.rows("token_embd.weight", [run.ids[position]])[0] * config.embedding_scale
-    token = decoder.normed("token_embd_norm", token).astype(np.float64)
-    write("token", None, token)
+    write("token", None, token := decoder.normed("token_embd_norm", token).astype(np.float64))
     if "position_embd.weight" in weights:
         write("position", None, stream[0] - token)
     for number, (before, after) in enumerate(pairwise(stream)):

@@ -248,6 +248,23 @@ class Decoder:
         return made
 
 
+def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
+    """The derivative by the residual stream of some rows after the last layer, `hidden`, both (rows, d_model).
+
+    upstream   (rows, vocabulary), the derivative by these rows' logits
+    """
+    config, by_raw = decoder.config, np.asarray(upstream, hidden.dtype)
+    if config.logit_softcap is not None:
+        capped = decoder.logits(hidden) / config.logit_softcap
+        by_raw = by_raw * (1 - capped * capped)
+    some = np.flatnonzero(by_raw.any(axis=0))
+    if len(some) < by_raw.shape[1] // 8:
+        direction = by_raw[:, some] @ decoder.weights.rows(decoder.unembedding, some)
+    else:
+        direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
+    return decoder.normed("output_norm", hidden, direction * config.logit_scale)
+
+
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
     """A function of rows, (…, tokens, d), some of them at a time: what it computes between is wider than the rows."""
     made = [function(*(x[..., block, :] for x in arrays)) for block in blocks(arrays[0].shape[-2], _BLOCK)]

@@ -23,11 +23,11 @@ from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, RuleError, SelectionError
 from clearhead.models import decoder as forward
 from clearhead.models import folder, gguf, tensors, tokens
-from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, stream
+from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, of_logits, stream
 from clearhead.models.families import Config
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
-from clearhead.models.variants import again, hidden_of, of_logits, through
+from clearhead.models.variants import again, hidden_of, through
 from clearhead.models.weights import Stored, Weights
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.watching.layer import Layer

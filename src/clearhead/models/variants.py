@@ -275,23 +275,6 @@ def _layer(
     return decoder.after(number, hidden, decoder.mixed(number, heads), given)
 
 
-def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
-    """The derivative by the residual stream of some rows after the last layer, `hidden`, both (rows, d_model).
-
-    upstream   (rows, vocabulary), the derivative by these rows' logits
-    """
-    config, by_raw = decoder.config, np.asarray(upstream, hidden.dtype)
-    if config.logit_softcap is not None:
-        capped = decoder.logits(hidden) / config.logit_softcap
-        by_raw = by_raw * (1 - capped * capped)
-    some = np.flatnonzero(by_raw.any(axis=0))
-    if len(some) < by_raw.shape[1] // 8:
-        direction = by_raw[:, some] @ decoder.weights.rows(decoder.unembedding, some)
-    else:
-        direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
-    return decoder.normed("output_norm", hidden, direction * config.logit_scale)
-
-
 def through(
     decoder: Decoder,
     ids: Sequence[int],
