@@ -53,22 +53,22 @@ def rendered(
     Raises FileError where the template is broken, takes too long or refuses the messages.
     """
     render = _renderer(template, name, words)
-    made = _found(render, messages)
-    if not any(stop for _, stop in made.turns):
+    text, turns, dated = _found(render, messages)
+    if not any(stop for _, stop in turns):
         with suppress(FileError):
             parts = _found(
                 lambda given: render([{**one, "content": _parts(one["content"])} for one in given]), messages
             )
-            written = any(stop for _, stop in parts.turns) and "'type':" not in parts.text
-            made = parts if written else made
-    return made
+            if any(stop for _, stop in parts[1]) and "'type':" not in parts[0]:
+                return parts
+    return text, turns, dated
 
 
 def _parts(content: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}]
 
 
-def _found(render: Any, messages: Sequence[dict[str, str]]) -> Rendered:
+def _found(render: Any, messages: Sequence[dict[str, str]]) -> tuple[str, list[Span], bool]:
     """The messages as `render` gives them, and where each stands."""
     text, dated = render(messages)
     unused = (chr(number) for number in range(_FIRST_MARK, sys.maxunicode) if chr(number) not in text)

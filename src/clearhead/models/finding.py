@@ -153,11 +153,14 @@ def _lmstudio_models() -> Iterator[Here]:
     """The models that LM Studio has, named by their folder, or in it by their file where there are several."""
     for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
         for folder_of_model in sorted(base.glob("*/*")):
-            files = [path for path in sorted(folder_of_model.glob("*.gguf")) if "mmproj" not in path.name.lower()]
-            files = [path for path in files if "-of-" not in path.name or "-00001-of-" in path.name]
-            for path in files:  # no projectors of pictures, and of a split model its first part
-                name = f"lmstudio:{folder_of_model.parent.name}/{folder_of_model.name}"
-                yield (name if len(files) == 1 else f"{name}/{path.stem}", path, "")
+            yield from _named(f"lmstudio:{folder_of_model.parent.name}/{folder_of_model.name}", folder_of_model)
+
+
+def _named(name: str, place: Path) -> Iterator[Here]:
+    """The GGUF files of a folder: no projectors of pictures, and of a split model its first part."""
+    files = [path for path in sorted(place.glob("*.gguf")) if "mmproj" not in path.name.lower()]
+    files = [path for path in files if "-of-" not in path.name or "-00001-of-" in path.name]
+    yield from ((name if len(files) == 1 else f"{name}/{path.stem}", path, "") for path in files)
 
 
 def _of_hugging_face() -> Iterator[Here]:
@@ -171,9 +174,7 @@ def _of_hugging_face() -> Iterator[Here]:
                 snapshots = [folder_of_model / "snapshots" / read_text(str(main)).strip()]
             for snapshot in snapshots[-1:]:
                 name = folder_of_model.name.removeprefix("models--").replace("--", "/")
-                files = [path for path in sorted(snapshot.glob("*.gguf")) if _first_of_model(path.name)]
-                for path in files:
-                    yield (name if len(files) == 1 else f"{name}/{path.stem}", path, "")
+                yield from _named(name, snapshot)
                 if all(map(os.path.isfile, (snapshot / "config.json", *folder.weight_files(snapshot)))):
                     yield (name, snapshot, "")
 
