@@ -124,9 +124,9 @@ def test_a_text_of_twelve_lines_takes_few_short_passes(monkeypatch):
     text, passes, before = "\n".join(lines), [], Decoder.before
     starts = np.cumsum([0, *(len(line) + 1 for line in lines)]).tolist()
 
-    def counted(self, number, hidden, places):
+    def counted(self, number, hidden, *more):
         passes.extend([hidden.size // hidden.shape[-1]] * (number == 0))
-        return before(self, number, hidden, places)
+        return before(self, number, hidden, *more)
 
     monkeypatch.setattr(Decoder, "before", counted)
     parts = [(start, start + len(line)) for start, line in zip(starts, lines, strict=False)]

@@ -105,7 +105,7 @@ def test_a_key_that_is_refused_is_named_and_a_tensor_counts_once(tmp_path):
     save_file({key.removeprefix("model."): x for key, x in weights.items()}, place / "model.safetensors")
     assert_close(load(place).run(ids).logits, logits_of(place, ids))  # saved without its head
     (place / "config.json").write_text(json.dumps(stated | {"attention_bias": True}))
-    with pytest.raises(FileError, match="attention_bias is true, but the weights have none of these biases"):
+    with pytest.raises(FileError, match="attention_bias is True, but the weights have none of these biases"):
         load(place)
 
 
