@@ -75,11 +75,11 @@ struct TileProduct {
 };
 
 // scores[r·pitch + 16·g + j] = q_r·k_j for `count` keys of each of C groups, rows of cells key_row apart from keys[g]
-// on, and R queries (depth, strip). The keys are the left operand, so that they are read where they lie; groups do not
+// on, and R queries (depth, R). The keys are the left operand, so that they are read where they lie; groups do not
 // wait for each other's products. `count` rows, 16 cells and R columns are configured.
 template <int R, int C, class Ahead>
-CLEARHEAD_INLINE void tile_squares(const float* queries, int64_t strip, const float* const* keys, int64_t key_row,
-                                   int64_t depth, float* scores, int64_t pitch, int count, Ahead& beside) {
+CLEARHEAD_INLINE void tile_squares(const float* queries, const float* const* keys, int64_t key_row, int64_t depth,
+                                   float* scores, int64_t pitch, int count, Ahead& beside) {
     alignas(64) float sums[C][16][R];
 #define CLEARHEAD_ADD_GROUP(i, _)                                                                     \
     {                                                                                                 \
@@ -91,7 +91,7 @@ CLEARHEAD_INLINE void tile_squares(const float* queries, int64_t strip, const fl
     finish_stores();
     CLEARHEAD_EACH_TILE(CLEARHEAD_CLEAR)
     for (int64_t k = 0; k < depth; k += kTileCells) {
-        _tile_loadd(5, queries + k * strip, 4 * strip);
+        _tile_loadd(5, queries + k * R, 4 * R);
         CLEARHEAD_EACH_TILE(CLEARHEAD_ADD_GROUP)
     }
     CLEARHEAD_EACH_TILE(CLEARHEAD_STORE_GROUP)

@@ -58,8 +58,8 @@ template <class M> struct GradientTask {
     T* grad_q = arena.take<T>((kTile + kStrip) * k_columns);  // (kTile, columns), from this block
     T* grad_bias = arena.take<T>(kTile);                      // likewise, where the bias is broadcast over keys
     // a strip of it
-    Cell* query_strip = arena.take<Cell>(kStrip * depth_k + kLanes<T>);  // (depth, kStrip)
-    Cell* output_strip = arena.take<Cell>(kStrip * depth_v + kLanes<T>);
+    Cell* query_strip = arena.take<Cell>(strip_cells(depth_k));
+    Cell* output_strip = arena.take<Cell>(strip_cells(depth_v));
     T* tanhs = arena.take<T>(kStrip * pitch);  // of the softcap; then the strip's score gradients as cells
     Cell* staging = arena.take<Cell>(staging_cells<M>(max_of(depth_k, depth_v)));
     T* line = arena.take<T>(kBlock);
@@ -169,8 +169,8 @@ template <class M> struct GradientTask {
 
     // The strip's scores, to the bits that the rows' states were computed from, and doutput·value.
     void multiply_strip(int s, int here, int from, int to) {
-        pack_strip<M>(queries_of(p, batch, head), i + s, here, rules.negated(rows + s, here), staging, query_strip);
-        if (job.v) pack_strip<M>(like_output(p, job.output, batch, head), i + s, here, 0, staging, output_strip);
+        pack_strip<M>(queries_of(p, batch, head), i + s, here, rules.negated(rows + s, here), query_strip);
+        if (job.v) pack_strip<M>(like_output(p, job.output, batch, head), i + s, here, 0, output_strip);
         with_rows(here, [&]<int R>() {
             score_panels<M, R>(query_strip, key_panels, depth_k, from, to, weights + s * pitch);
             if (job.v) multiply_panels<M, R>(output_strip, value_panels, depth_v, from, to, score_grads + s * pitch);

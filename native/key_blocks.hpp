@@ -163,11 +163,12 @@ template <class M> struct KeyBlocks {
                       stop = p.k.runs ? up_to_multiple(here, n) : here;  // a run has all its rows
         const auto multiply = [&]<int R>() {
             const float* rows_of[4];
+            for (int64_t k = 0; k < depth; ++k)
+                for (int r = 0; r < R; ++r) staging[k * R + r] = queries[in_strip(k) + r * kStripRow];
             const auto groups = [&]<int C>(int64_t j, int64_t keys_of_each) {
                 for (int i = 0; i < C; ++i)
                     rows_of[i] = reinterpret_cast<const float*>(all_keys.row(seen.j0 + j + i * n));
-                tile_squares<R, C>(queries, kStrip, rows_of, p.k.row / 2, depth, scores + j, pitch, int(keys_of_each),
-                                   beside);
+                tile_squares<R, C>(staging, rows_of, p.k.row / 2, depth, scores + j, pitch, int(keys_of_each), beside);
             };
             configure_tiles(n, n, R);
             int64_t j = seen.first;

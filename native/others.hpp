@@ -20,7 +20,7 @@ template <class M> struct EdgeTiles {
     WeightTiles<M> weights{job, head_index, arena};
     int64_t depth = depth_of<M>(p.d_v);
     Cell* values = arena.take<Cell>(job.key_chunk * depth);  // (blocks of the chunk, kBlock, depth) packed as keys are
-    Cell* strips = arena.take<Cell>(kTile * depth + kLanes<T>);  // (strip, depth, kStrip): of the tile
+    Cell* strips = arena.take<Cell>(kTile / kStrip * strip_cells(depth));  // of the tile
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
     T* terms = arena.take<T>(kStrip * kPitch<T>);  // (kStrip, kPitch): of the present part
 
@@ -33,15 +33,15 @@ template <class M> struct EdgeTiles {
         const auto load_tile = [&](int64_t i, int count) {
             if (!begin(i, count)) return false;
             for (int s = 0; s < count; s += kStrip)
-                pack_strip<M>(like_output(p, g, batch, head), i + s, int(min_of(kStrip, count - s)), 0, staging,
-                              strips + s * depth);
+                pack_strip<M>(like_output(p, g, batch, head), i + s, int(min_of(kStrip, count - s)), 0,
+                              strips + s / kStrip * strip_cells(depth));
             return true;
         };
         const auto multiply = [&](const TilePart& part) {
             const Cell* panels = values + (part.seen.j0 - first) * depth;
             with_rows(part.rows, [&]<int R>() {
-                multiply_panels<M, R>(strips + part.row * depth, panels, depth, part.seen.first / kPanel<T>,
-                                      part.seen.last / kPanel<T>, terms);
+                multiply_panels<M, R>(strips + part.row / kStrip * strip_cells(depth), panels, depth,
+                                      part.seen.first / kPanel<T>, part.seen.last / kPanel<T>, terms);
             });
             finish(part);
         };

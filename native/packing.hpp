@@ -1,7 +1,7 @@
 // Reads arrays of any type and strides, and packs them into the forms that the products in tiles.hpp read.
 //
 //   keys     (panel, depth, kPanel)     a panel is kPanel keys side by side; keys past the end are zeros
-//   queries  (strip, depth, kStrip)     a strip is kStrip queries side by side
+//   queries  (strip, depth / kDepthChunk, kStrip, kStripRow)     a strip is kStrip queries; of each, so many cells follow
 //   values   (key / per_cell, columns)  columns a multiple of the lanes
 //
 // `depth` is d_k counted in cells: a cell is one number, or a pair of bfloat16 numbers.
@@ -116,9 +116,9 @@ template <class M> CLEARHEAD_INLINE bool in_cells(const Matrix& m) {
     return same && m.x.column == 1 && m.d % M::per_cell == 0;
 }
 
-// Cells that the functions below need for rows on their way into a panel or a strip.
+// Cells that the functions below need for rows on their way into a panel.
 template <class M> CLEARHEAD_INLINE int64_t staging_cells(int64_t depth) {
-    return max_of(kPanel<typename M::T>, kStrip + 1) * up_to_multiple(depth, kLanes<typename M::T>);
+    return kPanel<typename M::T> * up_to_multiple(depth, kLanes<typename M::T>);
 }
 
 // Row r's number in a cell that holds it, and the same set to 0. A pair holds an even row and the next.
@@ -133,48 +133,32 @@ template <class M> CLEARHEAD_INLINE void clear_element(typename M::Cell* cell, i
     std::memset(reinterpret_cast<char*>(cell) + r % M::per_cell * 2, 0, sizeof *cell / M::per_cell);
 }
 
-// Packs `count` rows side by side, WIDE of them: a panel, or a strip with zeros for the rows that it lacks. `like` says
-// of which kind they are, and the bits of `negate` which rows of a strip change their signs. Whole vectors are stored,
-// so kLanes cells after a strip are overwritten.
-template <class M, int WIDE> void pack_side_by_side(const char* const* from, int count, const Matrix& like,
-                                                    uint32_t negate, typename M::Cell* staging, typename M::Cell* to,
-                                                    Prefetch* prefetch = nullptr) {
+// Packs `count` rows side by side as a panel, with zeros for the rows that it lacks. `like` says of which kind they are.
+template <class M> void pack_panel(const char* const* from, int count, const Matrix& like, typename M::Cell* staging,
+                                   typename M::Cell* to, Prefetch* prefetch) {
     using T = typename M::T;
-    constexpr int n = kLanes<T>, squares = (WIDE + n - 1) / n;
+    constexpr int n = kLanes<T>, wide = kPanel<T>;
     const int64_t depth = depth_of<M>(like.d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
-    const T* row[squares * n];
+    const T* row[wide];
     const bool direct = in_cells<M>(like);
     T* zeros = staging + count * pitch;
-    for (int64_t k = 0; count < squares * n && k < depth; ++k) zeros[k] = 0;
-    for (int r = 0; r < squares * n; ++r) {
+    for (int64_t k = 0; count < wide && k < depth; ++k) zeros[k] = 0;
+    for (int r = 0; r < wide; ++r) {
         row[r] = zeros;
         if (r >= count) continue;
         row[r] = direct ? reinterpret_cast<const T*>(from[r]) : staging + r * pitch;
         if (!direct) fetch_cells<M>(from[r], like.x.column, like.type, like.d, staging + r * pitch);
     }
-    const uint32_t halves = 0x80008000;  // the sign bits of a pair
-    T minus = T(-0.0), signs[squares * n] = {};
-    if constexpr (M::per_cell == 2) std::memcpy(&minus, &halves, 4);
-    for (int r = 0; r < WIDE; ++r)
-        if (negate >> r & 1) std::memcpy(signs + r, &minus, sizeof minus);
-    // The last squares first: what they store past a strip's end are first cells of the next depth, stored again later.
-    for (int side = squares - 1; side >= 0; --side) {
-        const Vec<T> sign = load(signs + side * n);
+    for (int side = 0; side < wide; side += n)
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
-            load_columns<T>(row + side * n, k, square);
+            load_columns<T>(row + side, k, square);
             if (prefetch) prefetch->issue<2>();
 #pragma GCC unroll 16
-            for (int i = 0; i < n; ++i)
-                store(to + (k + i) * WIDE + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
+            for (int i = 0; i < n; ++i) store(to + (k + i) * wide + side, square[i]);
         }
-    }
     for (int64_t k = last_whole; k < depth; ++k)
-        for (int r = 0; r < WIDE; ++r) {
-            T cell[n] = {row[r][k]};
-            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)broadcast<T>(signs[r])));
-            std::memcpy(to + k * WIDE + r, cell, sizeof(T));
-        }
+        for (int r = 0; r < wide; ++r) std::memcpy(to + k * wide + r, row[r] + k, sizeof(T));
 }
 
 // Packs rows first … last as panels, from the first of a panel on.
@@ -185,16 +169,45 @@ template <class M> void pack_panels(const Matrix& from, int64_t first, int64_t l
         const char* rows[wide];
         const int count = int(min_of(wide, from.rows - j));
         for (int r = 0; r < count; ++r) rows[r] = from.row(j + r);
-        pack_side_by_side<M, wide>(rows, count, from, 0, staging, panels, prefetch);
+        pack_panel<M>(rows, count, from, staging, panels, prefetch);
     }
 }
 
-// Packs rows first … first + count, at most kStrip, as a strip.
+// The cells of a strip.
+CLEARHEAD_INLINE int64_t strip_cells(int64_t depth) { return in_strip(up_to_multiple(depth, kDepthChunk)); }
+
+template <class M> void pack_row(const char* row, const Matrix& like, bool negate, int r, typename M::Cell* strip) {
+    using T = typename M::T;
+    const int64_t depth = depth_of<M>(like.d), step = like.x.column, size = bytes_of(like.type);
+    const bool direct = in_cells<M>(like);
+    for (int64_t k = 0; k < depth; k += kDepthChunk, row += kDepthChunk * M::per_cell * step * size) {
+        typename M::Cell* to = strip + in_strip(k) + r * kStripRow;
+        if (direct && k + kDepthChunk <= depth)
+            for (int i = 0; i < kDepthChunk; i += kLanes<T>)
+                store(to + i, load(reinterpret_cast<const typename M::Cell*>(row) + i));
+        else
+            fetch_cells<M>(row, step, like.type, min_of(kDepthChunk * M::per_cell, like.d - k * M::per_cell), to);
+        if (negate)  // both numbers of a pair
+            for (int i = 0; i < int(kDepthChunk * sizeof(T)); i += sizeof(T) / M::per_cell)
+                reinterpret_cast<uint8_t*>(to)[i + int(sizeof(T)) / M::per_cell - 1] ^= 0x80;
+    }
+}
+
+// Packs `count` rows, at most kStrip, as a strip, with zeros for the rows that it lacks. `like` says of which kind they
+// are, and the bits of `negate` which of them change their signs.
+template <class M> void pack_strip(const char* const* from, int count, const Matrix& like, uint32_t negate,
+                                   typename M::Cell* strip) {
+    for (int r = 0; r < count; ++r) pack_row<M>(from[r], like, negate >> r & 1, r, strip);
+    for (int64_t k = 0; count < kStrip && k < depth_of<M>(like.d); k += kDepthChunk)
+        std::memset(strip + in_strip(k) + count * kStripRow, 0, (kStrip - count) * kStripRow * sizeof *strip);
+}
+
+// Packs rows first … first + count.
 template <class M> void pack_strip(const Matrix& from, int64_t first, int count, uint32_t negate,
-                                   typename M::Cell* staging, typename M::Cell* strip) {
+                                   typename M::Cell* strip) {
     const char* rows[kStrip];
     for (int r = 0; r < count; ++r) rows[r] = from.row(first + r);
-    pack_side_by_side<M, kStrip>(rows, count, from, negate, staging, strip);
+    pack_strip<M>(rows, count, from, negate, strip);
 }
 
 // Reads rows once in the order of the memory, before they are read side by side: with vectors of a whole cache line
@@ -225,9 +238,9 @@ template <class M, int R> CLEARHEAD_INLINE void score_square(const typename M::C
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
             for (int i = 0; i < n; i += 2) {
-                const typename M::Cell* q = queries + (k + i) * kStrip + r;
+                const typename M::Cell* q = queries + in_strip(k) + r * kStripRow + i;
                 even[r] = M::multiply_add(broadcast<T>(q[0]), square[i], even[r]);
-                odd[r] = M::multiply_add(broadcast<T>(q[kStrip]), square[i + 1], odd[r]);
+                odd[r] = M::multiply_add(broadcast<T>(q[1]), square[i + 1], odd[r]);
             }
         if ((k + n) % kDepthChunk && k + n < depth) continue;
 #pragma GCC unroll 8

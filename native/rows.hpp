@@ -32,7 +32,7 @@ template <class M> struct RowTask {
     Strip* strips = arena.take<Strip>(job.block_rows);
     int strip_count = int((count + kStrip - 1) / kStrip);
     int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
-    Cell* queries = arena.take<Cell>(padded_rows * blocks.depth + kLanes<T>);  // (strip, depth, kStrip)
+    Cell* queries = arena.take<Cell>(padded_rows / kStrip * strip_cells(blocks.depth));
     // (kStrip, pitch), of the present strip and block: the scores, which become weights; and the weights that values
     // are multiplied by, in another place where they are rounded or the scores are kept
     T* one_strip = arena.take<T>(kStrip * pitch);
@@ -63,14 +63,12 @@ template <class M> struct RowTask {
         for (int s = 0; s < strip_count; ++s) {
             const char* from[kStrip];
             for (int r = 0; r < strips[s].rows; ++r) from[r] = query_at(s * kStrip + r);
-            for (int64_t r = (s + 1) * kStrip; r < min_of((s + 2) * kStrip, count); ++r)  // the next strip
-                for (int64_t i = 0; i < p.d_k * bytes_of(p.type); i += 64) __builtin_prefetch(query_at(r) + i, 0, 3);
-            pack_side_by_side<M, kStrip>(from, strips[s].rows, queries_of(p, batch, first_head),
-                                         rules.negated(rows + s * kStrip, strips[s].rows), blocks.staging,
-                                         queries + s * kStrip * blocks.depth);
+            pack_strip<M>(from, strips[s].rows, queries_of(p, batch, first_head),
+                          rules.negated(rows + s * kStrip, strips[s].rows), queries_of_strip(s));
         }
     }
 
+    Cell* queries_of_strip(int s) const { return queries + s * strip_cells(blocks.depth); }
     Scale<T> scale_of(int64_t r) const { return rules.scale_of(rows[r].head); }
 
     // Adds the keys of one span, for all rows. `state` starts cleared; its sums are complete afterwards.
@@ -100,7 +98,7 @@ template <class M> struct RowTask {
         if (seen.visibility == Visibility::none) return;
         if (kept) scores = kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch;
         if (maxima && M::per_cell == 1) weights = scores;
-        blocks.score(queries + n * blocks.depth, row_count, seen, scores);
+        blocks.score(queries_of_strip(s), row_count, seen, scores);
         rules.apply(rows + n, row_count, seen, scores);
         update_softmax(n, row_count, seen, state);
         if (!blocks.has_values) return;

@@ -131,30 +131,29 @@ struct Runs {
 };
 
 constexpr int kDepthChunk = 16;  // cells of the depth that are summed separately, even and odd ones apart
+static_assert(!kHasTiles || kDepthChunk == kTileCells);
+// Rows of a strip (packing.hpp) lie a cell further apart than their numbers are many, in different banks of the cache.
+constexpr int kStripRow = kDepthChunk + 1, kStripChunk = kStrip * kStripRow;
+
+// Where cell k of a strip's first row lies.
+CLEARHEAD_INLINE int64_t in_strip(int64_t k) { return k / kDepthChunk * kStripChunk + k % kDepthChunk; }
 
 // Whether products of these cells are computed in tile registers.
 template <class M> CLEARHEAD_INLINE bool in_tiles() { return kHasTiles && M::per_cell == 2 && multiplies_in_tiles; }
 
 #if defined(__AMX_BF16__)
-// As score_panels and multiply_panels below. The strip's rows are laid out one after another first.
+// As score_panels and multiply_panels below.
 template <int R> __attribute__((noinline)) void tile_panels(const float* strip, const float* panels, int64_t depth,
                                                             int first, int last, float* products, Prefetch* prefetch) {
     constexpr int64_t most = 8, wide = kPanel<float>, pitch = kPitch<float>;  // most: chunks at a time
-    alignas(64) float rows[most][R][kTileCells];
     for (int r = 0; depth == 0 && r < R; ++r)
         for (int64_t j = first * wide; j < last * wide; ++j) products[r * pitch + j] = 0;
     for (int64_t k = 0, cells, chunks; k < depth; k += chunks * cells) {
         cells = depth - k < kTileCells ? depth - k : kTileCells;
         chunks = (depth - k) / cells < most ? (depth - k) / cells : most;
-        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-            Vec<float> x[kTileCells] = {};
-            for (int64_t i = 0; i < cells; ++i) x[i] = load(strip + (k + chunk * cells + i) * kStrip);
-            transpose<float>(x);
-            for (int r = 0; r < R; ++r) store(rows[chunk][r], x[r]);
-        }
         configure_tiles(R, int(cells));
-        TileProduct product{rows[0][0], kTileCells,        R * kTileCells, nullptr,
-                            wide,       wide * kTileCells, depth * wide,   chunks};
+        TileProduct product{strip + in_strip(k), kStripRow,         kStripChunk,  nullptr,
+                            wide,                wide * kTileCells, depth * wide, chunks};
         for (int p = first; p < last; p += 2) {
             for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();  // to the second-level cache
             product.right = panels + (p * depth + k) * wide;
@@ -205,8 +204,8 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
 }
 #endif
 
-// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth,
-// kPanel). Many short chains are more accurate than one as long as the depth, which would have a larger error than the
+// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: a strip of queries,
+// panels (panel, depth, kPanel). Many short chains are more accurate than one as long as the depth, which would have a larger error than the
 // matrix-vector product that other libraries use for a single query. The sums so far stay in `scores`, since the next
 // chains need the registers.
 template <class M, int R, int C> CLEARHEAD_INLINE void score_tile(const typename M::Cell* queries,
@@ -220,14 +219,13 @@ template <class M, int R, int C> CLEARHEAD_INLINE void score_tile(const typename
         if (prefetch) prefetch->issue<2>();  // to the second-level cache
         Vec<T> even[R][C] = {}, odd[R][C] = {};
         const int64_t stop = depth - start < kDepthChunk ? depth : start + kDepthChunk;
+        const typename M::Cell* chunk = queries + in_strip(start) - start;
         int64_t k = start;
         for (; k + 2 <= stop; k += 2) {
-            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, pair_stride, 1, even);
-            accumulate<M, R, C, 1, kStrip>(queries + (k + 1) * kStrip, panels + (k + 1) * pitch, pitch, pair_stride, 1,
-                                           odd);
+            accumulate<M, R, C, kStripRow, 1>(chunk + k, panels + k * pitch, pitch, pair_stride, 1, even);
+            accumulate<M, R, C, kStripRow, 1>(chunk + k + 1, panels + (k + 1) * pitch, pitch, pair_stride, 1, odd);
         }
-        if (k < stop)
-            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, pair_stride, 1, even);
+        if (k < stop) accumulate<M, R, C, kStripRow, 1>(chunk + k, panels + k * pitch, pitch, pair_stride, 1, even);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -257,13 +255,13 @@ template <class M, int R> __attribute__((noinline)) void score_panels(const type
     const auto score = [&]<int C>() {
         for (; p + C / 2 <= last; p += C / 2)
             for (int r = 0; r < R; r += tile_rows)
-                score_tile<M, tile_rows, C>(queries + r, panels + p * depth * kPanel<T>, depth,
+                score_tile<M, tile_rows, C>(queries + r * kStripRow, panels + p * depth * kPanel<T>, depth,
                                             scores + r * kPitch<T> + p * kPanel<T>, prefetch);
     };
     score.template operator()<vectors>(), score.template operator()<2>();
 }
 
-// products[r·kPitch + j] = row_r · key_j for the keys j of panels first … last; the rows are a strip (depth, kStrip).
+// products[r·kPitch + j] = row_r · key_j for the keys j of panels first … last; the rows are a strip.
 // It sums kDepthChunk cells of the depth at a time, since one long chain of additions is less accurate. It is faster
 // than score_panels, but the scores need that one's order of additions, which the log-sum-exp was computed with.
 template <class M, int R> __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip,
@@ -278,8 +276,8 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
         const typename M::Cell* panel = panels + p * depth * kPanel<T>;
         for (int64_t k = 0; k == 0 || k < depth; k += kDepthChunk) {
             Vec<T> sum[R][2] = {};
-            accumulate<M, R, 2, 1, kStrip>(strip + k * kStrip, panel + k * kPanel<T>, kPanel<T>, 0,
-                                           depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
+            accumulate<M, R, 2, kStripRow, 1>(strip + in_strip(k), panel + k * kPanel<T>, kPanel<T>, 0,
+                                              depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2

@@ -35,7 +35,7 @@ template <class M> struct WeightTiles {
     int64_t batch = head_index / p.heads, head = head_index % p.heads, depth = depth_of<M>(p.d_k);
     Rules<T> rules{p, batch, arena};
     Row* rows = arena.take<Row>(kTile);
-    Cell* queries = arena.take<Cell>(kTile * depth + kLanes<T>);  // (strip, depth, kStrip)
+    Cell* queries = arena.take<Cell>(kTile / kStrip * strip_cells(depth));
     Cell* keys = arena.take<Cell>(job.key_chunk * depth);         // (blocks of the chunk, kBlock, depth) packed
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
     T* tile = arena.take<T>(kTile * pitch);  // (kTile, pitch)
@@ -71,8 +71,8 @@ template <class M> struct WeightTiles {
             if (max_of(all.low, first) >= min_of(all.high, last) || !begin(i, count)) continue;
             for (int s = 0; s < count; s += kStrip) {
                 const int here = int(min_of(kStrip, count - s));
-                pack_strip<M>(queries_of(p, batch, head), i + s, here, rules.negated(rows + s, here), staging,
-                              queries + s * depth);
+                pack_strip<M>(queries_of(p, batch, head), i + s, here, rules.negated(rows + s, here),
+                              queries + s / kStrip * strip_cells(depth));
             }
             for (int64_t j0 = first; j0 < last; j0 += kBlock) {
                 const int64_t end = min_of(j0 + kBlock, last);
@@ -98,7 +98,8 @@ template <class M> struct WeightTiles {
         if (seen.visibility == Visibility::none) return false;
         const Cell* block = keys + (j0 - first_key) * depth;
         with_rows(here, [&]<int R>() {
-            score_panels<M, R>(queries + s * depth, block, depth, seen.first / kPanel<T>, seen.last / kPanel<T>, x);
+            score_panels<M, R>(queries + s / kStrip * strip_cells(depth), block, depth, seen.first / kPanel<T>,
+                               seen.last / kPanel<T>, x);
         });
         rules.apply(rows + s, here, seen, x);
         for (int r = 0; r < here; ++r) rules.mask_row(rows[s + r], r, seen, x + r * pitch);
