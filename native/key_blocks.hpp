@@ -187,7 +187,7 @@ template <class M> struct KeyBlocks {
 #endif
     }
 
-    // out = out·rescale + weights · values, over the seen keys.
+    // out = out·rescale + weights · values, over the seen keys; without `rescale`, the product alone.
     void add_values(const T* strip_weights, int row_count, const Seen& seen, const T* rescale, T* out) {
         const int64_t begin = (seen.low - seen.j0) / M::per_cell;  // in cells
         const int64_t cells = (seen.high - seen.j0 + M::per_cell - 1) / M::per_cell - begin;
@@ -269,6 +269,25 @@ template <class M> struct KeyBlocks {
         const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
         const int64_t products = strips * (kBlock / kPanel<T>)*((depth + kDepthChunk - 1) / kDepthChunk);
         next.bytes = (lines / products + 1) * 64;
+        return next;
+    }
+
+    // What comes next where tasks pack for themselves: the block that starts at j0, or, past the last, the first block
+    // and the queries of the run that this thread probably takes next.
+    Prefetch prefetch_unpacked(int64_t j0, int strips) const {
+        Prefetch next;
+        int64_t run = batch * (p.heads / job.group) + first_head / job.group;
+        const bool later = j0 >= p.keys;
+        if (later) run += job.threads, j0 = 0;
+        if (run >= job.first_run + job.wave_runs || (later && job.blocks > 1)) return next;
+        const int64_t b = run * job.group / p.heads, head = run * job.group % p.heads, stop = min_of(j0 + kBlock, p.keys);
+        prefetch_rows(next, 0, keys_of(p, b, head * p.kv_heads / p.heads), j0, stop);
+        if (has_values) prefetch_rows(next, 1, values_of(p, b, head * p.v_heads / p.heads), j0, stop);
+        if (later && job.group == 1) prefetch_rows(next, 2, queries_of(p, b, head), 0, p.queries);
+        const int64_t bytes = ((stop - j0) * (p.d_k + p.d_v) + later * p.queries * p.d_k) * bytes_of(p.type);
+        const int64_t panels = (min_of(kBlock, p.keys) + kPanel<T> - 1) / kPanel<T>;
+        const int64_t products = strips * panels * ((depth + kDepthChunk - 1) / kDepthChunk);
+        next.bytes = up_to_multiple(bytes / products, 64) + 64;
         return next;
     }
 

@@ -68,8 +68,10 @@ template <class M, int64_t ROW, int64_t STEP> void add_products(const typename M
                                                                 typename M::T* out) {
     using T = typename M::T;
     const int64_t begin = first / M::per_cell, depth = (last + M::per_cell - 1) / M::per_cell - begin;
+    T ones[kStrip];
+    for (T& one : ones) one = 1;
     with_rows(outs, [&]<int R>() {
-        weighted_sum<M, R, ROW, STEP>(weights, x.rows, x.pitch, begin, depth, nullptr, out, x.columns, x.columns);
+        weighted_sum<M, R, ROW, STEP>(weights, x.rows, x.pitch, begin, depth, ones, out, x.columns, x.columns);
     });
     for (int64_t k = first; !x.all_finite && k < last; ++k)
         for (int64_t c = 0; c < x.columns; ++c) {

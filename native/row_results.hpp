@@ -18,16 +18,16 @@ template <class M> struct RowResults {
     // not: it must then be computed again with `separate_nonfinite`.
     bool write(const SoftmaxState<T>& state) {
         const bool statistics = job.largest || job.max_logit || job.entropy || job.distance || job.diagonal || job.top;
-        bool finite = true;
+        Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
         for (int64_t r = 0; r < count; ++r) {
             const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
             const bool empty = state.rows[r].sum == 0;
             double keys_share = 1;
             if (statistics || p.sinks) keys_share = write_statistics(state, r, index, empty);
             if (task.blocks.has_values)
-                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.rows[r].sum, index);
+                write_output(state.output + r * columns, empty ? 0 : keys_share / state.rows[r].sum, index, nonfinite);
         }
-        return finite || task.blocks.separate_nonfinite;
+        return sum_of<T>(nonfinite) == 0 || task.blocks.separate_nonfinite;
     }
 
     // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
@@ -69,20 +69,25 @@ template <class M> struct RowResults {
         if (to) static_cast<T*>(to)[index] = T(x);
     }
 
-    // Writes one row of the output times `factor`, rounded to the problem's type; false where it is not finite.
-    bool write_output(T* out, double factor, int64_t index) const {
-        for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * factor) + T(0);  // + 0 turns -0 into 0
-        Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
-        for (int64_t c = 0; c < columns; c += kLanes<T>) nonfinite = nonfinite + (load(out + c) - load(out + c));
+    // Writes one row of the output times `factor`, rounded to the problem's type, and adds it - it to `nonfinite`.
+    void write_output(T* out, double factor, int64_t index, Vec<T>& nonfinite) const {
         const bool rounds = bytes_of(p.type) == 2 && !job.keep_float32;
         char* to = static_cast<char*>(job.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
+        T* products = rounds || columns != p.d_v ? out : reinterpret_cast<T*>(to);
+        const Vec<T> high = broadcast<T>(T(factor)), low = broadcast<T>(T(factor - double(T(factor))));
+        for (int64_t c = 0; c < columns; c += kLanes<T>) {
+            const Vec<T> x = load(out + c);
+            Vec<T> product = fma(x, high, x * low) + T(0);  // in one rounding; + 0 turns -0 into 0
+            if (task.blocks.separate_nonfinite) product = x - x == Vec<T>{} ? product : x * high;
+            store(products + c, product);
+            nonfinite = nonfinite + (product - product);
+        }
         if (rounds && p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
         else if (rounds)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
-        else
+        else if (products == out)
             std::memcpy(to, out, p.d_v * sizeof(T));
-        return sum_of<T>(nonfinite) == 0;
     }
 
     // Computes all spans, one after the other, and writes the results.
@@ -91,12 +96,13 @@ template <class M> struct RowResults {
         SoftmaxState<T> total{arena, job, columns}, part{arena, job, columns};
         const Strip all = strip_of(task.rows, int(count));
         for (;;) {
-            total.clear(count);
             const int64_t first = all.low / kSpan;
             const bool single = all.low < all.high && all.high <= (first + 1) * kSpan;
-            if (single) task.add_span(first, total);  // merging one span into a cleared state would change no bit
+            if (single)
+                task.add_span(first, total);  // merging one span into a cleared state would change no bit
+            else
+                total.clear(count);
             for (int64_t span = first; !single && span * kSpan < all.high; ++span) {
-                part.clear(count);
                 task.add_span(span, part);
                 total.merge(part, task);
             }
@@ -136,7 +142,6 @@ template <class M> void rows(const RowJob& job, int64_t index, void* scratch) {
     if (!job.split) return RowResults<M>{task}.run();
     Arena arena = part_of<M>(job, index);
     SoftmaxState<typename M::T> part{arena, job, task.blocks.columns};
-    part.clear(task.count);
     task.add_span(index % job.spans, part);
 }
 

@@ -51,8 +51,11 @@ template <class M> struct RowTask {
     // Determines which keys the rows may see, and packs the queries.
     void load_queries() {
         for (int r = 0; r < kStrip; ++r) rescale[r] = 1;
-        for (int64_t r = 0; r < count; ++r)
-            rows[r] = row_at(p, batch, first_head + (start + r) / p.queries, (start + r) % p.queries);
+        int64_t head = first_head + start / p.queries, query = start % p.queries;
+        for (int64_t r = 0; r < count; ++r, ++query) {
+            if (query == p.queries) ++head, query = 0;
+            rows[r] = row_at(p, batch, head, query);
+        }
         for (int s = 0; s < strip_count; ++s)
             strips[s] = strip_of(rows + s * kStrip, int(min_of(kStrip, count - s * kStrip)));
         if (!job.packed) {
@@ -71,22 +74,29 @@ template <class M> struct RowTask {
     Cell* queries_of_strip(int s) const { return queries + s * strip_cells(blocks.depth); }
     Scale<T> scale_of(int64_t r) const { return rules.scale_of(rows[r].head); }
 
-    // Adds the keys of one span, for all rows. `state` starts cleared; its sums are complete afterwards.
+    // Computes what the keys of one span give to all rows.
     void add_span(int64_t span, SoftmaxState<T>& state) {
         const Strip all = strip_of(rows, int(count));
+        state.clear(count, false);
+        for (int s = 0; s < strip_count; ++s) strips[s].fresh = true;
         for (int64_t r = 0; r < count; ++r) sums[r] = Sums{};
         blocks.reset();
         const int64_t stop = min_of(all.high, (span + 1) * kSpan);
         for (int64_t j0 = max_of(all.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
-            const bool more = job.packed && j0 + kBlock < stop;
-            blocks.next_block = more ? blocks.prefetch_packed(j0 + kBlock, strip_count) : Prefetch{};
+            const bool more = j0 + kBlock < stop;
+            if (job.packed)
+                blocks.next_block = more ? blocks.prefetch_packed(j0 + kBlock, strip_count) : Prefetch{};
+            else if (!blocks.few_rows)
+                blocks.next_block = blocks.prefetch_unpacked(more ? j0 + kBlock : p.keys, strip_count);
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, state);
         }
+        for (int s = 0; s < strip_count; ++s)
+            if (strips[s].fresh) state.clear_output(s * kStrip, min_of((s + 1) * kStrip, count));
         for (int64_t r = 0; r < count; ++r) {
             state.rows[r].sum = double(sum_of<T>(sums[r].sum));
-            state.rows[r].log2_sum = double(sum_of<T>(sums[r].log2_sum));
-            state.rows[r].distance_sum = double(sum_of<T>(sums[r].distance_sum));
+            if (job.entropy) state.rows[r].log2_sum = double(sum_of<T>(sums[r].log2_sum));
+            if (job.distance) state.rows[r].distance_sum = double(sum_of<T>(sums[r].distance_sum));
         }
     }
 
@@ -103,7 +113,8 @@ template <class M> struct RowTask {
         update_softmax(n, row_count, seen, state);
         if (!blocks.has_values) return;
         T* out = state.output + n * blocks.columns;
-        blocks.add_values(weights, row_count, seen, rescale, out);
+        blocks.add_values(weights, row_count, seen, strips[s].fresh ? nullptr : rescale, out);
+        strips[s].fresh = false;
         if (blocks.separate_nonfinite) add_nonfinite(row_count, seen, out);
     }
 

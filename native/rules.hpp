@@ -82,7 +82,8 @@ struct Row {
 
 struct Strip {
     int rows;
-    int64_t low, high;  // the keys that positions let at least one row see
+    int64_t low, high;   // the keys that positions let at least one row see
+    bool fresh = false;  // nothing has been added to their output
 };
 
 // How many of the looked-at (query, key) pairs the content rules leave visible.

@@ -44,11 +44,15 @@ template <class T> struct SoftmaxState {
     int64_t* top_keys = arena.take<int64_t>(job.block_rows * k);     // (rows, k): their keys
     T* output = arena.take<T>((job.block_rows + kStrip) * columns);  // (rows, columns): Σ weights · values
 
-    // The state of n rows before any key.
-    void clear(int64_t n) {
+    // The state of n rows before any key; the output only where it is not written first.
+    void clear(int64_t n, bool with_output = true) {
         for (int64_t r = 0; r < n; ++r) rows[r] = {};
         for (int64_t i = 0; i < n * k; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
-        for (int64_t i = 0; i < n * columns; ++i) output[i] = 0;
+        if (with_output) clear_output(0, n);
+    }
+
+    void clear_output(int64_t first, int64_t last) {
+        for (int64_t i = first * columns; i < last * columns; ++i) output[i] = 0;
     }
 
     // Merges the state of later keys into this one, for the rows of a task: both are rescaled to the larger maximum.

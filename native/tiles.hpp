@@ -95,7 +95,7 @@ struct Prefetch {
         const int64_t* run = nullptr;                      // in pages: the run after the present one, as View::runs
         int64_t in_run = 0, size = 0;                      // rows of the present run that are done; bytes of an element
         int64_t per_run = kRun;                            // 1 where the rows of a run are read as one
-    } rows[2];                                             // the second follows the first
+    } rows[3];                                             // one after the other
     int64_t bytes = 0;                                     // at a time
 
     void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
@@ -106,7 +106,7 @@ struct Prefetch {
 
     template <int LEVEL> CLEARHEAD_INLINE_MEMBER void issue() {
         for (int64_t more = bytes; more > 0;) {
-            Rows& r = rows[rows[0].left == 0];
+            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : 2];
             if (r.left == 0) return;
             const char* from = r.row + r.done;
             const int64_t here = r.bytes - r.done < more ? r.bytes - r.done : more;
@@ -184,7 +184,7 @@ CLEARHEAD_INLINE void tile_sum(const float* weights, const float* values, int64_
         for (int c = 0; c < C * kTileCells; c += kTileCells) {
             float* to = out + r * out_pitch + c;
             const Vec<float> sum = load(&sums[r][c]);
-            store(to, rescale ? fma(load(to), broadcast<float>(rescale[r]), sum) : load(to) + sum);
+            store(to, rescale ? fma(load(to), broadcast<float>(rescale[r]), sum) : sum);
         }
 }
 
@@ -290,7 +290,7 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
 }
 
 // out[r][c] = out[r][c]·rescale[r] + Σ_j weights[r][j]·values[j][c] for R rows and C vectors of columns; without
-// `rescale`, the sum is added. Row r's weight j lies at r·ROW + j·STEP. Values in pages lie in runs of kRun rows.
+// `rescale`, the sum alone. Row r's weight j lies at r·ROW + j·STEP. Values in pages lie in runs of kRun rows.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
 CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
                                         int64_t depth, const typename M::T* rescale, typename M::T* out,
@@ -312,7 +312,7 @@ CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const t
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             T* to = out + r * out_pitch + c * kLanes<T>;
-            store(to, rescale ? fma(load(to), broadcast<T>(rescale[r]), sum[r][c]) : load(to) + sum[r][c]);
+            store(to, rescale ? fma(load(to), broadcast<T>(rescale[r]), sum[r][c]) : sum[r][c]);
         }
 }
 
@@ -380,7 +380,7 @@ CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const 
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             T* to = out + r * out_pitch + c * kLanes<T>;
-            store(to, fma(load(to), broadcast<T>(rescale[r]), sum[r][c]));
+            store(to, rescale ? fma(load(to), broadcast<T>(rescale[r]), sum[r][c]) : sum[r][c]);
         }
 }
 
