@@ -284,7 +284,9 @@ template <class M> struct KeyBlocks {
         prefetch_rows(next, 0, keys_of(p, b, head * p.kv_heads / p.heads), j0, stop);
         if (has_values) prefetch_rows(next, 1, values_of(p, b, head * p.v_heads / p.heads), j0, stop);
         if (later && job.group == 1) prefetch_rows(next, 2, queries_of(p, b, head), 0, p.queries);
-        const int64_t bytes = ((stop - j0) * (p.d_k + p.d_v) + later * p.queries * p.d_k) * bytes_of(p.type);
+        if (later && has_values)
+            next.add(3, static_cast<char*>(job.output) + (batch * p.heads + first_head) * p.queries * p.d_v * bytes_of(p.type), p.d_v * bytes_of(p.type), p.d_v * bytes_of(p.type), p.queries);
+        const int64_t bytes = ((stop - j0) * (p.d_k + p.d_v) + later * p.queries * (p.d_k + p.d_v)) * bytes_of(p.type);
         const int64_t panels = (min_of(kBlock, p.keys) + kPanel<T> - 1) / kPanel<T>;
         const int64_t products = strips * panels * ((depth + kDepthChunk - 1) / kDepthChunk);
         next.bytes = up_to_multiple(bytes / products, 64) + 64;

@@ -95,7 +95,7 @@ struct Prefetch {
         const int64_t* run = nullptr;                      // in pages: the run after the present one, as View::runs
         int64_t in_run = 0, size = 0;                      // rows of the present run that are done; bytes of an element
         int64_t per_run = kRun;                            // 1 where the rows of a run are read as one
-    } rows[3];                                             // one after the other
+    } rows[4];                                             // one after the other
     int64_t bytes = 0;                                     // at a time
 
     void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
@@ -106,7 +106,7 @@ struct Prefetch {
 
     template <int LEVEL> CLEARHEAD_INLINE_MEMBER void issue() {
         for (int64_t more = bytes; more > 0;) {
-            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : 2];
+            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : rows[2].left ? 2 : 3];
             if (r.left == 0) return;
             const char* from = r.row + r.done;
             const int64_t here = r.bytes - r.done < more ? r.bytes - r.done : more;
@@ -204,37 +204,46 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
 }
 #endif
 
-// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: a strip of queries,
-// panels (panel, depth, kPanel). Many short chains are more accurate than one as long as the depth, which would have a larger error than the
-// matrix-vector product that other libraries use for a single query. The sums so far stay in `scores`, since the next
-// chains need the registers.
+// Adds `cells` of the depth to the scores of a tile, or sets them to these products alone: the chains of even and of odd
+// cells are summed first.
+template <class M, int R, int C> CLEARHEAD_INLINE void score_chunk(const typename M::Cell* queries,
+                                                                   const typename M::Cell* panels, int64_t pair_stride,
+                                                                   int64_t cells, bool add, typename M::T* scores) {
+    using T = typename M::T;
+    constexpr int64_t pitch = kPanel<T>;
+    Vec<T> even[R][C] = {}, odd[R][C] = {};
+    int64_t k = 0;
+    for (; k + 2 <= cells; k += 2) {
+        accumulate<M, R, C, kStripRow, 1>(queries + k, panels + k * pitch, pitch, pair_stride, 1, even);
+        accumulate<M, R, C, kStripRow, 1>(queries + k + 1, panels + (k + 1) * pitch, pitch, pair_stride, 1, odd);
+    }
+    if (k < cells) accumulate<M, R, C, kStripRow, 1>(queries + k, panels + k * pitch, pitch, pair_stride, 1, even);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            T* to = scores + r * kPitch<T> + c * kLanes<T>;
+            const Vec<T> sum = even[r][c] + odd[r][c];
+            store(to, add ? load(to) + sum : sum);
+        }
+}
+
+// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: a strip of queries, panels (panel, depth, kPanel). Many
+// short chains are more accurate than one as long as the depth, which would have a larger error than the matrix-vector
+// product that other libraries use for a single query. The sums so far stay in `scores`, since the next chains need the
+// registers.
 template <class M, int R, int C> CLEARHEAD_INLINE void score_tile(const typename M::Cell* queries,
                                                                   const typename M::Cell* panels, int64_t depth,
                                                                   typename M::T* scores, Prefetch* prefetch) {
     using T = typename M::T;
-    constexpr int64_t pitch = kPanel<T>;
-    const int64_t pair_stride = depth * pitch;  // a pair of vectors is a row of a panel
-    for (int64_t start = 0; start < depth || start == 0;
-         start += kDepthChunk) {             // once without depth: all scores are 0
+    const int64_t pair_stride = depth * kPanel<T>;  // a pair of vectors is a row of a panel
+    int64_t k = 0;
+    for (; k + kDepthChunk <= depth; k += kDepthChunk) {
         if (prefetch) prefetch->issue<2>();  // to the second-level cache
-        Vec<T> even[R][C] = {}, odd[R][C] = {};
-        const int64_t stop = depth - start < kDepthChunk ? depth : start + kDepthChunk;
-        const typename M::Cell* chunk = queries + in_strip(start) - start;
-        int64_t k = start;
-        for (; k + 2 <= stop; k += 2) {
-            accumulate<M, R, C, kStripRow, 1>(chunk + k, panels + k * pitch, pitch, pair_stride, 1, even);
-            accumulate<M, R, C, kStripRow, 1>(chunk + k + 1, panels + (k + 1) * pitch, pitch, pair_stride, 1, odd);
-        }
-        if (k < stop) accumulate<M, R, C, kStripRow, 1>(chunk + k, panels + k * pitch, pitch, pair_stride, 1, even);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                T* to = scores + r * kPitch<T> + c * kLanes<T>;
-                const Vec<T> sum = even[r][c] + odd[r][c];
-                store(to, start ? load(to) + sum : sum);
-            }
+        score_chunk<M, R, C>(queries + in_strip(k), panels + k * kPanel<T>, pair_stride, kDepthChunk, k > 0, scores);
     }
+    if (k < depth || k == 0)  // without depth all scores are 0
+        score_chunk<M, R, C>(queries + in_strip(k), panels + k * kPanel<T>, pair_stride, depth - k, k > 0, scores);
 }
 
 // The scores of R queries with the keys of panels first … last.
