@@ -8,7 +8,6 @@ namespace clearhead {
 namespace {
 
 constexpr int64_t kPrefetchRows = 32;            // keys or values that are prefetched before they are read
-constexpr int kDirectRows = kStrip > 8 ? 8 : 4;  // up to so many queries read the keys where they lie
 
 // The NaN and infinite values of a block. In the packed block they are replaced by 0, since 0·NaN would put NaN into
 // the output of every query; they are added afterwards, to the queries that may see their key.
@@ -149,9 +148,7 @@ template <class M> struct KeyBlocks {
             const char* start = all_keys.row(j0 + j);
             for (int i = 0; i < n; ++i)
                 row[i] = j0 + j + i < p.keys ? reinterpret_cast<const T*>(start + i * pitch_bytes) : zeros;
-            with_rows(row_count, [&]<int R>() {
-                if constexpr (R <= kDirectRows) score_square<M, R>(queries, row, depth, scores + j, beside);
-            });
+            with_few_rows(row_count, [&]<int R>() { score_square<M, R>(queries, row, depth, scores + j, beside); });
         }
     }
 
@@ -181,9 +178,7 @@ template <class M> struct KeyBlocks {
             _tile_release();
         };
         if constexpr (M::per_cell == 2)
-            with_rows(row_count, [&]<int R>() {
-                if constexpr (R <= kDirectRows) multiply.template operator()<R>();
-            });
+            with_few_rows(row_count, multiply);
 #endif
     }
 
@@ -201,17 +196,17 @@ template <class M> struct KeyBlocks {
             if (pairs_in_place && !separate_nonfinite) {
                 const int64_t key = seen.j0 + 2 * begin;
                 const uint16_t* numbers = reinterpret_cast<const uint16_t*>(all_values.row(key));
-                with_rows(row_count, [&]<int R>() {
-                    if constexpr (R <= kDirectRows)
-                        weighted_rows<M, R, pitch>(weights + begin, numbers, p.v.row, seen.high - key, rescale, out,
-                                                   columns, columns, beside);
+                with_few_rows(row_count, [&]<int R>() {
+                    weighted_rows<M, R, pitch>(weights + begin, numbers, p.v.row, seen.high - key, rescale, out,
+                                               columns, columns, beside);
                 });
                 return;
             }
-        with_rows(row_count, [&]<int R>() {
+        const auto add = [&]<int R>() {
             weighted_sum<M, R, pitch, 1>(weights, in_pages ? nullptr : values, value_pitch(), begin, cells, rescale,
                                          out, columns, columns, one_strip ? &beside : nullptr, pages);
-        });
+        };
+        few_rows ? with_few_rows(row_count, add) : with_rows(row_count, add);
     }
 
     // A task of few queries is limited by memory. So it prefetches what it reads in the order of the memory,
@@ -245,7 +240,7 @@ template <class M> struct KeyBlocks {
         Prefetch prefetch;
         if (job.direct_values || pairs_in_place) prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
         prefetch_rows(prefetch, 1, all_keys, last, min_of(last + kPrefetchRows, p.keys));
-        prefetch.bytes = kDepthChunk * columns * int64_t(sizeof(T));
+        prefetch.bytes = kPrefetchCells * columns * int64_t(sizeof(T));
         return prefetch;
     }
 

@@ -237,26 +237,31 @@ template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
 // Columns k, k + 1, … of a square of rows: x[c][r] = row[r][k + c].
 template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64_t k, Vec<T> (&x)[kLanes<T>]) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4) {  // quarters go to their lanes as they are loaded, which leaves half of the shuffles
+    if constexpr (sizeof(T) == 4) {  // halves go to their lanes as they are loaded, which leaves three shuffles of four
+        const auto half = [&](int r, int side) { return _mm256_loadu_ps(row[r] + k + 8 * side); };
+#pragma GCC unroll 2
+        for (int side = 0; side < 2; ++side) {
+            __m512 of[2][4];  // of rows 0 … 7 and 8 … 15: columns c and c + 4 of the side, four rows of each in a lane
+#pragma GCC unroll 2
+            for (int a = 0; a < 2; ++a) {
+                __m512 t[4];
 #pragma GCC unroll 4
-        for (int a = 0; a < 4; ++a) {
-            __m512 t[4];
-#pragma GCC unroll 4
-            for (int s = 0; s < 4; ++s) {
-                const int64_t depth = k + 4 * a;
-                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + depth));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + depth));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + depth));
-                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + depth));
+                for (int i = 0; i < 4; ++i)
+                    t[i] = _mm512_insertf32x8(_mm512_castps256_ps512(half(8 * a + i, side)), half(8 * a + i + 4, side), 1);
+                const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
+                              high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
+                const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]),
+                              high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
+                of[a][0] = (__m512)_mm512_unpacklo_pd(low01, low23);
+                of[a][1] = (__m512)_mm512_unpackhi_pd(low01, low23);
+                of[a][2] = (__m512)_mm512_unpacklo_pd(high01, high23);
+                of[a][3] = (__m512)_mm512_unpackhi_pd(high01, high23);
             }
-            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
-                          high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
-            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]),
-                          high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
-            x[4 * a] = (Vec<T>)_mm512_unpacklo_pd(low01, low23);
-            x[4 * a + 1] = (Vec<T>)_mm512_unpackhi_pd(low01, low23);
-            x[4 * a + 2] = (Vec<T>)_mm512_unpacklo_pd(high01, high23);
-            x[4 * a + 3] = (Vec<T>)_mm512_unpackhi_pd(high01, high23);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; ++c) {
+                x[8 * side + c] = (Vec<T>)_mm512_shuffle_f32x4(of[0][c], of[1][c], 0x88);
+                x[8 * side + c + 4] = (Vec<T>)_mm512_shuffle_f32x4(of[0][c], of[1][c], 0xdd);
+            }
         }
         return;
     }

@@ -43,6 +43,7 @@ struct Paired {
 #endif
 
 constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
+constexpr int kDirectRows = kStrip > 8 ? 8 : 4;    // up to so many queries read the keys where they lie
 constexpr int kTile = 8 * kStrip;                  // queries of which the column pass keeps the weights at a time
 constexpr int kBlock = 256;  // keys between two updates of the maximum; blocks start at its multiples
 constexpr int kSpan = 2048;  // keys that are summed separately before they are merged; spans start at its multiples
@@ -84,6 +85,22 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<8>();
     else
         work.template operator()<kStrip>();
+}
+
+// The same for the rows of a task of few: exactly as many.
+template <class Work> CLEARHEAD_INLINE void with_few_rows(int rows, Work work) {
+    switch (rows) {
+        case 1: return work.template operator()<1>();
+        case 2: return work.template operator()<2>();
+        case 3: return work.template operator()<3>();
+        case 4: return work.template operator()<4>();
+    }
+    if constexpr (kDirectRows > 4) switch (rows) {
+        case 5: return work.template operator()<5>();
+        case 6: return work.template operator()<6>();
+        case 7: return work.template operator()<7>();
+        case 8: return work.template operator()<8>();
+    }
 }
 
 // Prefetches memory that will be read soon, a few cache lines at a time between the products.
@@ -130,6 +147,7 @@ struct Runs {
     }
 };
 
+constexpr int kPrefetchCells = 4;  // of values, between two prefetches: with more, they wait for each other
 constexpr int kDepthChunk = 16;  // cells of the depth that are summed separately, even and odd ones apart
 static_assert(!kHasTiles || kDepthChunk == kTileCells);
 // Rows of a strip (packing.hpp) lie a cell further apart than their numbers are many, in different banks of the cache.
@@ -194,7 +212,7 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
                                          int64_t depth, const float* rescale, float* out, int64_t out_pitch,
                                          int64_t columns, Prefetch* prefetch) {
     int64_t c = 0, configured = 0;
-    for (int64_t i = 0; prefetch && i < depth; i += kTileCells) prefetch->issue<2>();
+    for (int64_t i = 0; prefetch && i < depth; i += kPrefetchCells) prefetch->issue<2>();
     const auto add = [&]<int C>() {
         for (; c + 16 * C <= columns && depth; c += 16 * C)
             tile_sum<R, C, ROW>(weights, values + c, pitch, begin, depth, rescale, out + c, out_pitch, configured);
@@ -308,7 +326,7 @@ CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const t
     Vec<T> sum[R][C] = {};
     if (prefetch || runs)
         for (int64_t k = 0, here; k < depth; k += here) {
-            here = kDepthChunk - (runs ? (runs->first + k) % kRun : 0);
+            here = kPrefetchCells - (runs ? (runs->first + k) % kPrefetchCells : 0);
             if (depth - k < here) here = depth - k;
             if (prefetch) prefetch->issue<2>();
             const typename M::Cell* from = runs ? runs->row<typename M::Cell>(k) : values + k * pitch;
@@ -341,7 +359,7 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
     weights += begin * STEP;
     if (values) values += begin * pitch;
     // With few rows, more columns at a time, so that enough chains run at the same time.
-    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
+    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 6 ? 4 : 2;
     int64_t c = 0;
     const auto add = [&]<int C>() {
         for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
@@ -371,7 +389,7 @@ CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const 
     static const uint16_t zeros[C * kLanes<T>] = {};
     Vec<T> sum[R][C] = {};
     for (int64_t j = 0; j < count; j += 2, values += 2 * pitch) {
-        if (j / 2 % kDepthChunk == 0) prefetch.issue<2>();
+        if (j / 2 % kPrefetchCells == 0) prefetch.issue<2>();
         const uint16_t* second = j + 1 < count ? values + pitch : zeros;
         Vec<T> right[C];
 #pragma GCC unroll 4
