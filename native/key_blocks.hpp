@@ -238,7 +238,11 @@ template <class M> struct KeyBlocks {
 
     Prefetch prefetch_beside_values(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        if (job.direct_values || pairs_in_place) prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
+        const int64_t vectors = columns / kLanes<T>;
+        const bool whole_rows =  // are read at once: the processor itself sees what follows
+            vectors <= columns_at_once(int(rows)) && (vectors & (vectors - 1)) == 0;
+        if ((job.direct_values || pairs_in_place) && !whole_rows)
+            prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
         prefetch_rows(prefetch, 1, all_keys, last, min_of(last + kPrefetchRows, p.keys));
         prefetch.bytes = kPrefetchCells * columns * int64_t(sizeof(T));
         return prefetch;

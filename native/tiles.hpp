@@ -316,6 +316,9 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
     }
 }
 
+// Vectors of columns: with few rows more, so that enough chains run at the same time.
+constexpr int columns_at_once(int rows) { return kRegisters < 32 ? 2 : rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }
+
 // out[r][c] = out[r][c]·rescale[r] + Σ_j weights[r][j]·values[j][c] for R rows and C vectors of columns; without
 // `rescale`, the sum alone. Row r's weight j lies at r·ROW + j·STEP. Values in pages lie in runs of kRun rows.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
@@ -358,15 +361,16 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
 #endif
     weights += begin * STEP;
     if (values) values += begin * pitch;
-    // With few rows, more columns at a time, so that enough chains run at the same time.
-    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 6 ? 4 : 2;
+    constexpr int wide = columns_at_once(R);
     int64_t c = 0;
     const auto add = [&]<int C>() {
         for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
             weighted_sum_tile<M, R, C, ROW, STEP>(weights, values, pitch, depth, rescale, out + c, out_pitch, prefetch,
                                                   runs, c);
     };
-    add.template operator()<wide>(), add.template operator()<2>(), add.template operator()<1>();
+    add.template operator()<wide>();
+    if constexpr (wide > 4) add.template operator()<4>();
+    add.template operator()<2>(), add.template operator()<1>();
 }
 
 // The cells of two neighbouring rows of bfloat16 numbers, a vector's bytes of each: pairs in the order of the columns.
@@ -417,13 +421,15 @@ __attribute__((noinline)) void weighted_rows(const typename M::Cell* weights, co
                                              int64_t count, const typename M::T* rescale, typename M::T* out,
                                              int64_t out_pitch, int64_t columns, Prefetch& prefetch) {
     using T = typename M::T;
-    constexpr int wide = R <= 2 ? 8 : R <= 6 ? 4 : 2;
+    constexpr int wide = columns_at_once(R);
     int64_t c = 0;
     const auto add = [&]<int C>() {
         for (; c + C * kLanes<T> <= columns; c += C * kLanes<T>)
             weighted_rows_tile<M, R, C, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
     };
-    add.template operator()<wide>(), add.template operator()<2>();
+    add.template operator()<wide>();
+    if constexpr (wide > 4) add.template operator()<4>();
+    add.template operator()<2>();
 }
 
 }  // namespace
