@@ -77,9 +77,9 @@ struct TileProduct {
 // scores[r·pitch + 16·g + j] = q_r·k_j for `count` keys of each of C groups, rows of cells key_row apart from keys[g]
 // on, and R queries (depth, R). The keys are the left operand, so that they are read where they lie; groups do not
 // wait for each other's products. `count` rows, 16 cells and R columns are configured.
-template <int R, int C, class Ahead>
-CLEARHEAD_INLINE void tile_squares(const float* queries, const float* const* keys, int64_t key_row, int64_t depth,
-                                   float* scores, int64_t pitch, int count, Ahead& beside) {
+template <int R, int C, class Ahead> CLEARHEAD_INLINE void tile_squares(const float* queries, const float* const* keys,
+                                                                        int64_t key_row, int64_t depth, float* scores,
+                                                                        int64_t pitch, int count, Ahead& beside) {
     alignas(64) float sums[C][16][R];
 #define CLEARHEAD_ADD_GROUP(i, _)                                                                     \
     {                                                                                                 \

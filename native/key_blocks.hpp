@@ -7,7 +7,7 @@
 namespace clearhead {
 namespace {
 
-constexpr int64_t kPrefetchRows = 32;            // keys or values that are prefetched before they are read
+constexpr int64_t kPrefetchRows = 32;  // keys or values that are prefetched before they are read
 
 // The NaN and infinite values of a block. In the packed block they are replaced by 0, since 0·NaN would put NaN into
 // the output of every query; they are added afterwards, to the queries that may see their key.
@@ -177,8 +177,7 @@ template <class M> struct KeyBlocks {
             }
             _tile_release();
         };
-        if constexpr (M::per_cell == 2)
-            with_few_rows(row_count, multiply);
+        if constexpr (M::per_cell == 2) with_few_rows(row_count, multiply);
 #endif
     }
 
@@ -271,24 +270,23 @@ template <class M> struct KeyBlocks {
         return next;
     }
 
-    // What comes next where tasks pack for themselves: the block that starts at j0, or, past the last, the first block
-    // and the queries of the run that this thread probably takes next.
+    // Where tasks pack for themselves: the block that starts at j0, or past the last key, of the run that this thread
+    // probably takes next, the first block and the queries.
     Prefetch prefetch_unpacked(int64_t j0, int strips) const {
         Prefetch next;
-        int64_t run = batch * (p.heads / job.group) + first_head / job.group;
         const bool later = j0 >= p.keys;
-        if (later) run += job.threads, j0 = 0;
-        if (run >= job.first_run + job.wave_runs || (later && job.blocks > 1)) return next;
-        const int64_t b = run * job.group / p.heads, head = run * job.group % p.heads, stop = min_of(j0 + kBlock, p.keys);
-        prefetch_rows(next, 0, keys_of(p, b, head * p.kv_heads / p.heads), j0, stop);
-        if (has_values) prefetch_rows(next, 1, values_of(p, b, head * p.v_heads / p.heads), j0, stop);
-        if (later && job.group == 1) prefetch_rows(next, 2, queries_of(p, b, head), 0, p.queries);
-        if (later && has_values)
-            next.add(3, static_cast<char*>(job.output) + (batch * p.heads + first_head) * p.queries * p.d_v * bytes_of(p.type), p.d_v * bytes_of(p.type), p.d_v * bytes_of(p.type), p.queries);
-        const int64_t bytes = ((stop - j0) * (p.d_k + p.d_v) + later * p.queries * (p.d_k + p.d_v)) * bytes_of(p.type);
-        const int64_t panels = (min_of(kBlock, p.keys) + kPanel<T> - 1) / kPanel<T>;
+        const int64_t run = (batch * p.heads + first_head) / job.group + (later ? job.threads : 0);
+        if (run >= job.first_run + job.wave_runs) return next;
+        const int64_t of = run * job.group / p.heads, head = run * job.group % p.heads;
+        const int64_t first = later ? 0 : j0, stop = min_of(first + kBlock, p.keys);
+        prefetch_rows(next, 0, keys_of(p, of, head * p.kv_heads / p.heads), first, stop);
+        if (has_values) prefetch_rows(next, 1, values_of(p, of, head * p.v_heads / p.heads), first, stop);
+        const bool with_queries = later && job.group == 1;
+        if (with_queries) prefetch_rows(next, 2, queries_of(p, of, head), 0, p.queries);
+        const int64_t numbers = (stop - first) * (p.d_k + p.d_v) + (with_queries ? p.queries * p.d_k : 0);
+        const int64_t panels = up_to_multiple(min_of(kBlock, p.keys), kPanel<T>) / kPanel<T>;
         const int64_t products = strips * panels * ((depth + kDepthChunk - 1) / kDepthChunk);
-        next.bytes = up_to_multiple(bytes / products, 64) + 64;
+        next.bytes = (numbers * bytes_of(p.type) / 64 / max_of(products, 1) + 1) * 64;
         return next;
     }
 

@@ -1,7 +1,7 @@
 // Reads arrays of any type and strides, and packs them into the forms that the products in tiles.hpp read.
 //
 //   keys     (panel, depth, kPanel)     a panel is kPanel keys side by side; keys past the end are zeros
-//   queries  (strip, depth / kDepthChunk, kStrip, kStripRow)     a strip is kStrip queries; of each, so many cells follow
+//   queries  (strip, depth / kDepthChunk, kStrip, kStripRow)  a strip is kStrip queries, a piece of each at a time
 //   values   (key / per_cell, columns)  columns a multiple of the lanes
 //
 // `depth` is d_k counted in cells: a cell is one number, or a pair of bfloat16 numbers.
@@ -133,7 +133,8 @@ template <class M> CLEARHEAD_INLINE void clear_element(typename M::Cell* cell, i
     std::memset(reinterpret_cast<char*>(cell) + r % M::per_cell * 2, 0, sizeof *cell / M::per_cell);
 }
 
-// Packs `count` rows side by side as a panel, with zeros for the rows that it lacks. `like` says of which kind they are.
+// Packs `count` rows side by side as a panel, with zeros for the rows that it lacks. `like` says of which kind they
+// are.
 template <class M> void pack_panel(const char* const* from, int count, const Matrix& like, typename M::Cell* staging,
                                    typename M::Cell* to, Prefetch* prefetch) {
     using T = typename M::T;
@@ -195,16 +196,16 @@ template <class M> void pack_row(const char* row, const Matrix& like, bool negat
 
 // Packs `count` rows, at most kStrip, as a strip, with zeros for the rows that it lacks. `like` says of which kind they
 // are, and the bits of `negate` which of them change their signs.
-template <class M> void pack_strip(const char* const* from, int count, const Matrix& like, uint32_t negate,
-                                   typename M::Cell* strip) {
+template <class M>
+void pack_strip(const char* const* from, int count, const Matrix& like, uint32_t negate, typename M::Cell* strip) {
     for (int r = 0; r < count; ++r) pack_row<M>(from[r], like, negate >> r & 1, r, strip);
     for (int64_t k = 0; count < kStrip && k < depth_of<M>(like.d); k += kDepthChunk)
         std::memset(strip + in_strip(k) + count * kStripRow, 0, (kStrip - count) * kStripRow * sizeof *strip);
 }
 
 // Packs rows first … first + count.
-template <class M> void pack_strip(const Matrix& from, int64_t first, int count, uint32_t negate,
-                                   typename M::Cell* strip) {
+template <class M>
+void pack_strip(const Matrix& from, int64_t first, int count, uint32_t negate, typename M::Cell* strip) {
     const char* rows[kStrip];
     for (int r = 0; r < count; ++r) rows[r] = from.row(first + r);
     pack_strip<M>(rows, count, from, negate, strip);

@@ -88,7 +88,8 @@ template <class M> struct RowTask {
             if (job.packed)
                 blocks.next_block = more ? blocks.prefetch_packed(j0 + kBlock, strip_count) : Prefetch{};
             else if (!blocks.few_rows)
-                blocks.next_block = blocks.prefetch_unpacked(more ? j0 + kBlock : p.keys, strip_count);
+                blocks.next_block =
+                    blocks.prefetch_unpacked(j0 + kBlock < all.high ? j0 + kBlock : p.keys, strip_count);
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, state);
         }
         for (int s = 0; s < strip_count; ++s)

@@ -247,7 +247,8 @@ template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64
                 __m512 t[4];
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; ++i)
-                    t[i] = _mm512_insertf32x8(_mm512_castps256_ps512(half(8 * a + i, side)), half(8 * a + i + 4, side), 1);
+                    t[i] =
+                        _mm512_insertf32x8(_mm512_castps256_ps512(half(8 * a + i, side)), half(8 * a + i + 4, side), 1);
                 const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
                               high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
                 const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]),

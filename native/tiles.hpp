@@ -88,19 +88,10 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
 }
 
 // The same for the rows of a task of few: exactly as many.
-template <class Work> CLEARHEAD_INLINE void with_few_rows(int rows, Work work) {
-    switch (rows) {
-        case 1: return work.template operator()<1>();
-        case 2: return work.template operator()<2>();
-        case 3: return work.template operator()<3>();
-        case 4: return work.template operator()<4>();
-    }
-    if constexpr (kDirectRows > 4) switch (rows) {
-        case 5: return work.template operator()<5>();
-        case 6: return work.template operator()<6>();
-        case 7: return work.template operator()<7>();
-        case 8: return work.template operator()<8>();
-    }
+template <int R = 1, class Work> CLEARHEAD_INLINE void with_few_rows(int rows, Work work) {
+    if constexpr (R < kDirectRows)
+        if (rows > R) return with_few_rows<R + 1>(rows, work);
+    work.template operator()<R>();
 }
 
 // Prefetches memory that will be read soon, a few cache lines at a time between the products.
@@ -112,7 +103,7 @@ struct Prefetch {
         const int64_t* run = nullptr;                      // in pages: the run after the present one, as View::runs
         int64_t in_run = 0, size = 0;                      // rows of the present run that are done; bytes of an element
         int64_t per_run = kRun;                            // 1 where the rows of a run are read as one
-    } rows[4];                                             // one after the other
+    } rows[3];                                             // one after the other
     int64_t bytes = 0;                                     // at a time
 
     void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
@@ -123,7 +114,7 @@ struct Prefetch {
 
     template <int LEVEL> CLEARHEAD_INLINE_MEMBER void issue() {
         for (int64_t more = bytes; more > 0;) {
-            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : rows[2].left ? 2 : 3];
+            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : 2];
             if (r.left == 0) return;
             const char* from = r.row + r.done;
             const int64_t here = r.bytes - r.done < more ? r.bytes - r.done : more;
@@ -148,7 +139,7 @@ struct Runs {
 };
 
 constexpr int kPrefetchCells = 4;  // of values, between two prefetches: with more, they wait for each other
-constexpr int kDepthChunk = 16;  // cells of the depth that are summed separately, even and odd ones apart
+constexpr int kDepthChunk = 16;    // cells of the depth that are summed separately, even and odd ones apart
 static_assert(!kHasTiles || kDepthChunk == kTileCells);
 // Rows of a strip (packing.hpp) lie a cell further apart than their numbers are many, in different banks of the cache.
 constexpr int kStripRow = kDepthChunk + 1, kStripChunk = kStrip * kStripRow;
@@ -170,8 +161,8 @@ template <int R> __attribute__((noinline)) void tile_panels(const float* strip, 
         cells = depth - k < kTileCells ? depth - k : kTileCells;
         chunks = (depth - k) / cells < most ? (depth - k) / cells : most;
         configure_tiles(R, int(cells));
-        TileProduct product{strip + in_strip(k), kStripRow,         kStripChunk,  nullptr,
-                            wide,                wide * kTileCells, depth * wide, chunks};
+        TileProduct product{strip + in_strip(k), kStripRow,    kStripChunk, nullptr, wide,
+                            wide * kTileCells,   depth * wide, chunks};
         for (int p = first; p < last; p += 2) {
             for (int64_t i = 0; prefetch && i < chunks; ++i) prefetch->issue<2>();  // to the second-level cache
             product.right = panels + (p * depth + k) * wide;
@@ -222,8 +213,8 @@ __attribute__((noinline)) void tile_sums(const float* weights, const float* valu
 }
 #endif
 
-// Adds `cells` of the depth to the scores of a tile, or sets them to these products alone: the chains of even and of odd
-// cells are summed first.
+// Adds `cells` of the depth to the scores of a tile, or sets them to these products alone: the chains of even and of
+// odd cells are summed first.
 template <class M, int R, int C> CLEARHEAD_INLINE void score_chunk(const typename M::Cell* queries,
                                                                    const typename M::Cell* panels, int64_t pair_stride,
                                                                    int64_t cells, bool add, typename M::T* scores) {
@@ -246,10 +237,10 @@ template <class M, int R, int C> CLEARHEAD_INLINE void score_chunk(const typenam
         }
 }
 
-// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: a strip of queries, panels (panel, depth, kPanel). Many
-// short chains are more accurate than one as long as the depth, which would have a larger error than the matrix-vector
-// product that other libraries use for a single query. The sums so far stay in `scores`, since the next chains need the
-// registers.
+// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: a strip of queries, panels (panel, depth, kPanel).
+// Many short chains are more accurate than one as long as the depth, which would have a larger error than the
+// matrix-vector product that other libraries use for a single query. The sums so far stay in `scores`, since the next
+// chains need the registers.
 template <class M, int R, int C> CLEARHEAD_INLINE void score_tile(const typename M::Cell* queries,
                                                                   const typename M::Cell* panels, int64_t depth,
                                                                   typename M::T* scores, Prefetch* prefetch) {

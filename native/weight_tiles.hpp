@@ -36,7 +36,7 @@ template <class M> struct WeightTiles {
     Rules<T> rules{p, batch, arena};
     Row* rows = arena.take<Row>(kTile);
     Cell* queries = arena.take<Cell>(kTile / kStrip * strip_cells(depth));
-    Cell* keys = arena.take<Cell>(job.key_chunk * depth);         // (blocks of the chunk, kBlock, depth) packed
+    Cell* keys = arena.take<Cell>(job.key_chunk * depth);  // (blocks of the chunk, kBlock, depth) packed
     Cell* staging = arena.take<Cell>(staging_cells<M>(depth));
     T* tile = arena.take<T>(kTile * pitch);  // (kTile, pitch)
 
