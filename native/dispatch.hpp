@@ -32,6 +32,6 @@ bool find_others(OtherJob job, bool (*stop)());
 bool find_effects(EffectJob job, bool (*stop)());
 
 // A product by packed weights.
-bool multiply(ProductJob job, bool (*stop)());
+bool multiply(const ProductJob& whole, bool (*stop)());
 
 }  // namespace clearhead

@@ -4,7 +4,7 @@
 //
 // Read in this order: simd, amx, tiles, packing, rules, top, softmax_state, key_blocks, rows,
 // row_results, received, weight_tiles, operand, columns, gradients, others, strongest, effects; products, packings,
-// packed.
+// rounded, packed.
 #define CLEARHEAD_TEXT_(a) #a
 #define CLEARHEAD_TEXT(a) CLEARHEAD_TEXT_(a)
 #include CLEARHEAD_TEXT(CLEARHEAD_PART.hpp)

@@ -3,13 +3,12 @@
 #pragma once
 
 #include "attend.hpp"
-#include "packings.hpp"
+#include "rounded.hpp"
 #include "tiles.hpp"
 
 namespace clearhead {
 namespace {
 
-constexpr int64_t kBatch = 256;                  // tokens that share what is unpacked
 constexpr int64_t kRows = 8;                     // of W that a task unpacks
 constexpr int64_t kDepth = 1024;                 // columns of W that it unpacks at a time: whole blocks
 constexpr int kHigh = 4;                         // tokens of a tile
@@ -42,7 +41,7 @@ template <class K> struct Forward {
     }
     static int64_t tasks(const ProductJob& job) { return (job.rows + rows_of(job) - 1) / rows_of(job); }
     static int64_t scratch_bytes(const ProductJob& job) {
-        return 4 * kRows * kDepth + (job.columns > kDepth ? kBatch * kRows * kVectorBytes : 0);
+        return 4 * kRows * kDepth + (job.columns > kDepth ? kProductTokens * kRows * kVectorBytes : 0);
     }
 
     Forward(const ProductJob& job, int64_t task, void* scratch)
@@ -54,9 +53,7 @@ template <class K> struct Forward {
 
     void run() {
         if (job.tokens == 1) return alone();
-        for (int64_t token = 0; token < job.tokens; token += kBatch)
-            for (int64_t k = 0; k < job.columns; k += kDepth)
-                multiply(token, job.tokens - token < kBatch ? job.tokens : token + kBatch, k);
+        for (int64_t k = 0; k < job.columns; k += kDepth) multiply(k);
     }
 
     const uint8_t* row(int64_t r) const {  // of W; the last one again where r is beyond
@@ -85,15 +82,15 @@ template <class K> struct Forward {
         }
     }
 
-    void multiply(int64_t begin, int64_t end, int64_t k) {
+    void multiply(int64_t k) {
         const int64_t depth = job.columns - k < kDepth ? job.columns - k : kDepth;
         const int64_t whole = depth / kLanes<float> * kLanes<float>;
         for (int64_t r = 0; r < count; ++r) unpack<K>(row(r), k, k + depth, weights + r * kDepth);
-        for (int64_t t = begin; t < end; t += kHigh) {
+        for (int64_t t = 0; t < job.tokens; t += kHigh) {
             const float* x = job.x + t * job.columns + k;
-            const int high = int(end - t < kHigh ? end - t : kHigh);
+            const int high = int(job.tokens - t < kHigh ? job.tokens - t : kHigh);
             for (int64_t r = 0; r < count; r += kWide) {
-                const auto tile = [&]<int R>() { this->tile<R>(x, whole, depth, t, t - begin, r, k); };
+                const auto tile = [&]<int R>() { this->tile<R>(x, whole, depth, t, r, k); };
                 high == 1   ? tile.template operator()<1>()
                 : high == 2 ? tile.template operator()<2>()
                 : high == 3 ? tile.template operator()<3>()
@@ -103,10 +100,10 @@ template <class K> struct Forward {
     }
 
     template <int R> CLEARHEAD_INLINE_MEMBER void tile(const float* x, int64_t whole, int64_t depth, int64_t token,
-                                                       int64_t place, int64_t row, int64_t k) {
+                                                       int64_t row, int64_t k) {
         constexpr int lanes = kLanes<float>, groups = (R * kWide + lanes - 1) / lanes;
         Vec<float> sum[groups * lanes] = {};
-        Vec<float>* before = kept + place * kRows + row;
+        Vec<float>* before = kept + token * kRows + row;
         if (k)
             for (int r = 0; r < R; ++r)
                 for (int c = 0; c < kWide; ++c) sum[r * kWide + c] = before[r * kRows + c];
@@ -159,20 +156,18 @@ template <class K> struct Backward {
           weights(static_cast<float*>(scratch)) {}
 
     void run() {
-        for (int64_t token = 0; token < job.tokens; token += kBatch)
-            for (int64_t row = 0; row < job.rows; row += kDeep)
-                multiply(token, job.tokens - token < kBatch ? job.tokens : token + kBatch, row);
+        for (int64_t row = 0; row < job.rows; row += kDeep) multiply(row);
     }
 
-    void multiply(int64_t begin, int64_t end, int64_t row) {
+    void multiply(int64_t row) {
         const int64_t deep = job.rows - row < kDeep ? job.rows - row : kDeep;
         for (int64_t r = 0; r < deep; ++r) {
             const int64_t from = job.order ? job.order[row + r] : row + r;
             unpack<K>(job.data + from * job.pitch, first, first + count, weights + r * width);
         }
         for (int64_t c = 0; c < count; c += tile_columns)
-            for (int64_t t = begin; t < end; t += kHigh) {
-                const int high = int(end - t < kHigh ? end - t : kHigh);
+            for (int64_t t = 0; t < job.tokens; t += kHigh) {
+                const int high = int(job.tokens - t < kHigh ? job.tokens - t : kHigh);
                 const auto tile = [&]<int R>() { this->tile<R>(t, row, deep, c); };
                 high == 1   ? tile.template operator()<1>()
                 : high == 2 ? tile.template operator()<2>()
@@ -209,13 +204,22 @@ template <class K> struct Backward {
 };
 
 template <class Task> ProductPass pass_of() {
-    return {Task::tasks, Task::scratch_bytes,
+    return {nullptr, nullptr, Task::tasks, Task::scratch_bytes,
             [](const ProductJob& job, int64_t task, void* scratch) { Task(job, task, scratch).run(); }};
 }
 
 inline ProductPass product_pass(Packing packing, bool back) {
     ProductPass pass{};
-    with_packing(packing, [&]<class K>() { pass = back ? pass_of<Backward<K>>() : pass_of<Forward<K>>(); });
+    with_packing(packing, [&]<class K>() {
+        pass = back ? pass_of<Backward<K>>() : pass_of<Forward<K>>();
+#if defined(__AVX512VNNI__)
+        if constexpr (!std::is_same_v<typename K::Block, Sixteen>)
+            if (!back) {
+                pass = pass_of<InIntegers<K>>();
+                pass.rounded_bytes = InIntegers<K>::rounded_bytes, pass.round = InIntegers<K>::round;
+            }
+#endif
+    });
     return pass;
 }
 

@@ -12,8 +12,25 @@ constexpr int kGroup = 16;  // numbers that are unpacked at a time
 
 // A block: number = scale·code + offset, of which SHARE numbers have the same scale and offset.
 template <int NUMBERS, int SHARE = 32> struct Codes {
+    static constexpr int share = SHARE;
     int8_t code[NUMBERS];
     float scale[NUMBERS / SHARE], offset[NUMBERS / SHARE];
+};
+
+// Codes that are halves of bytes, less `centre`: each `size` bytes, from the byte `first` on, have as many codes in their
+// lower halves and the next ones in their upper halves; 0: other codes.
+struct Halves {
+    int size, first, centre;
+};
+
+// Where a block has its scale: as its first float16, before its offset where it has one; as those of `read_eight`.
+enum class Scales { elsewhere, in_front, eight };
+
+template <int NUMBERS, int BYTES, Scales SCALES, bool OFFSET, Halves HALVES = Halves{}> struct Packed {
+    static constexpr int numbers = NUMBERS, bytes = BYTES;
+    static constexpr Scales scales = SCALES;
+    static constexpr bool has_offset = OFFSET;
+    static constexpr Halves in_halves = HALVES;
 };
 
 CLEARHEAD_INLINE float half_at(const uint8_t* from) {
@@ -27,16 +44,6 @@ CLEARHEAD_INLINE uint32_t word_at(const uint8_t* from) {
     uint32_t word;
     std::memcpy(&word, from, 4);
     return word;
-}
-
-// to[i] = factor·small[i], i < 8.
-CLEARHEAD_INLINE void scaled(const uint8_t* small, float factor, float* to) {
-#if defined(__AVX2__)
-    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)small));
-    _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(whole)));
-#else
-    for (int i = 0; i < 8; ++i) to[i] = factor * float(small[i]);
-#endif
 }
 
 constexpr int8_t kCurve[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -85,19 +92,18 @@ CLEARHEAD_INLINE void add_sixteen(int8_t* codes, uint32_t bits) {
 
 // Blocks of 32: a scale, an offset where OFFSET, the fifth bits where BITS is 5, and 16 bytes of which the lower halves
 // come first. CENTRE is what a code of 0 stands for.
-template <int BITS, bool OFFSET, int CENTRE> struct Plain {
-    static constexpr int numbers = 32, bytes = 2 + 2 * OFFSET + 4 * (BITS == 5) + 16;
-    using Block = Codes<numbers>;
+template <int BITS, bool OFFSET, int CENTRE, int BYTES = 18 + 2 * OFFSET + 4 * (BITS == 5)>
+struct Plain : Packed<32, BYTES, Scales::in_front, OFFSET, Halves{BITS == 4 ? 16 : 0, BYTES - 16, CENTRE}> {
+    using Block = Codes<32>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         to.scale[0] = half_at(block);
         to.offset[0] = OFFSET ? half_at(block + 2) : 0;
-        halves<16>(block + bytes - 16, to.code, to.code + 16, CENTRE);
-        if (BITS == 5) add_sixteen(to.code, word_at(block + bytes - 20));
+        halves<16>(block + BYTES - 16, to.code, to.code + 16, CENTRE);
+        if (BITS == 5) add_sixteen(to.code, word_at(block + BYTES - 20));
     }
 };
 
-struct Q8_0 {
-    static constexpr int numbers = 32, bytes = 34;
+struct Q8_0 : Packed<32, 34, Scales::in_front, false> {
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         to.scale[0] = half_at(block);
@@ -106,8 +112,7 @@ struct Q8_0 {
     }
 };
 
-struct IQ4_NL {
-    static constexpr int numbers = 32, bytes = 18;
+struct IQ4_NL : Packed<32, 18, Scales::in_front, false> {
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         Plain<4, false, 0>::read(block, to);
@@ -115,8 +120,7 @@ struct IQ4_NL {
     }
 };
 
-struct MXFP4 {  // a power of 2 as the scale
-    static constexpr int numbers = 32, bytes = 17;
+struct MXFP4 : Packed<32, 17, Scales::elsewhere, false> {  // a power of 2 as the scale
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         // 2^(e − 128): the codes are twice the numbers. Below float's normal range it is a fraction's bit.
@@ -135,13 +139,13 @@ CLEARHEAD_INLINE void read_eight(const uint8_t* block, const uint8_t* packed, Co
     const uint32_t words[4] = {a & six, (c & four) | (a >> 2 & two), b & six, (c >> 4 & four) | (b >> 2 & two)};
     uint8_t each[16];
     std::memcpy(each, words, 16);
-    scaled(each, half_at(block), to.scale);
-    scaled(each + 8, -half_at(block + 2), to.offset);
+    const float scale = half_at(block), offset = -half_at(block + 2);
+    for (int i = 0; i < 8; ++i) to.scale[i] = scale * float(each[i]);
+    for (int i = 0; i < 8; ++i) to.offset[i] = offset * float(each[8 + i]);
 }
 
 // Blocks of 256.
-struct Q2_K {
-    static constexpr int numbers = 256, bytes = 84;
+struct Q2_K : Packed<256, 84, Scales::elsewhere, true> {
     using Block = Codes<numbers, 16>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block + 80), offset = -half_at(block + 82);
@@ -154,8 +158,7 @@ struct Q2_K {
     }
 };
 
-struct Q3_K {
-    static constexpr int numbers = 256, bytes = 110;
+struct Q3_K : Packed<256, 110, Scales::elsewhere, false> {
     using Block = Codes<numbers, 16>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const uint8_t* packed = block + 96;  // 16 scales of 6 bits
@@ -173,8 +176,7 @@ struct Q3_K {
     }
 };
 
-struct Q4_K {
-    static constexpr int numbers = 256, bytes = 144;
+struct Q4_K : Packed<256, 144, Scales::eight, true, Halves{32, 16, 0}> {
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         read_eight(block, block + 4, to);
@@ -182,8 +184,7 @@ struct Q4_K {
     }
 };
 
-struct Q5_K {
-    static constexpr int numbers = 256, bytes = 176;
+struct Q5_K : Packed<256, 176, Scales::eight, true> {
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         read_eight(block, block + 4, to);
@@ -193,8 +194,7 @@ struct Q5_K {
     }
 };
 
-struct Q6_K {
-    static constexpr int numbers = 256, bytes = 210;
+struct Q6_K : Packed<256, 210, Scales::elsewhere, false> {
     using Block = Codes<numbers, 16>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block + 208);
@@ -209,8 +209,7 @@ struct Q6_K {
     }
 };
 
-struct IQ4_XS {
-    static constexpr int numbers = 256, bytes = 136;
+struct IQ4_XS : Packed<256, 136, Scales::elsewhere, false> {
     using Block = Codes<numbers>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         const float scale = half_at(block);

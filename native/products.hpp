@@ -16,8 +16,8 @@ namespace clearhead {
 enum class Packing : int32_t { CLEARHEAD_PACKINGS(CLEARHEAD_PACKING_NAME) };
 
 // out = x·Wᵀ, x (tokens, columns) and out (tokens, rows); where `back`, out = x·W, x (tokens, rows), out (tokens,
-// columns), which must start at 0. W (rows, columns) is packed row by row. In float32, exactly: each number of `out` is
-// the same chain of multiply-adds whatever the other tokens and the number of threads.
+// columns), which must start at 0. W (rows, columns) is packed row by row. In float32, or x in integers of 24 bits
+// (rounded.hpp): each number of `out` is the same chain whatever the other tokens and the number of threads.
 struct ProductJob {
     Packing packing;
     const uint8_t* data;
@@ -29,9 +29,14 @@ struct ProductJob {
     bool back;
     int64_t wide;  // columns of a task of a product that goes back: whole blocks
     int threads;
+    void* rounded = nullptr;  // room for x in integers, where the pass has that
 };
 
+constexpr int64_t kProductTokens = 256;  // tokens at a time, which share what is unpacked
+
 struct ProductPass {
+    int64_t (*rounded_bytes)(const ProductJob&);  // of `rounded`; null where x is multiplied as it is
+    void (*round)(const ProductJob&, int64_t token);
     int64_t (*tasks)(const ProductJob&);
     int64_t (*scratch_bytes)(const ProductJob&);
     void (*run)(const ProductJob&, int64_t task, void* scratch);

@@ -282,18 +282,32 @@ bool differentiate(GradientJob job, bool (*stop)()) {
     return true;
 }
 
-bool multiply(ProductJob job, bool (*stop)()) {
+bool multiply(const ProductJob& whole, bool (*stop)()) {
     struct Context {
-        const ProductJob& job;
+        ProductJob job;
         const ProductPass pass;
-    } context{job, level()->f32.products(job.packing, job.back)};
-    const auto body = [](const void* given, int64_t task, void* scratch) {
-        const Context& all = *static_cast<const Context*>(given);
-        all.pass.run(all.job, task, scratch);
-    };
-    const bool small = double(job.rows) * double(job.columns) * double(job.tokens) < kSingleThread;
-    const int threads = small ? 1 : job.threads;
-    return run({context.pass.tasks(job), threads, body, &context, context.pass.scratch_bytes(job), stop});
+    } all{whole, level()->f32.products(whole.packing, whole.back)};
+    ProductJob& job = all.job;
+    const double work = double(job.rows) * double(job.columns) * double(job.tokens);
+    const int threads = work < kSingleThread ? 1 : job.threads;
+    KeptMemory<true> memory;
+    for (int64_t token = 0; token < whole.tokens; token += kProductTokens) {
+        job.tokens = std::min(whole.tokens - token, kProductTokens);
+        job.x = whole.x + token * (job.back ? job.rows : job.columns);
+        job.out = whole.out + token * (job.back ? job.columns : job.rows);
+        if (all.pass.round) {
+            job.rounded = memory.at_least(all.pass.rounded_bytes(job));
+            const auto round = [](const void* given, int64_t token, void*) {
+                static_cast<const Context*>(given)->pass.round(static_cast<const Context*>(given)->job, token);
+            };
+            if (!run({job.tokens, threads, round, &all, 0, stop})) return false;
+        }
+        const auto body = [](const void* given, int64_t task, void* scratch) {
+            static_cast<const Context*>(given)->pass.run(static_cast<const Context*>(given)->job, task, scratch);
+        };
+        if (!run({all.pass.tasks(job), threads, body, &all, all.pass.scratch_bytes(job), stop})) return false;
+    }
+    return true;
 }
 
 }  // namespace clearhead

@@ -234,36 +234,46 @@ template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
     }
 }
 
+// Four words from each of kLanes<float> rows, at this byte: to[c][r] = word c of row r.
+CLEARHEAD_INLINE void load_words(const uint8_t* const* row, int64_t at, Vec<float> (&to)[4]) {
+#if defined(__x86_64__)
+    Floats t[4];
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {  // four rows at a time go to their lanes as they are loaded
+        const auto four = [&](int r) { return _mm_loadu_ps(reinterpret_cast<const float*>(row[r] + at)); };
+#if defined(__AVX512F__)
+        t[s] = _mm512_zextps128_ps512(four(s));
+        t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, four(4 + s));
+        t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, four(8 + s));
+        t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, four(12 + s));
+#elif defined(__AVX2__)
+        t[s] = _mm256_insertf128_ps(_mm256_castps128_ps256(four(s)), four(4 + s), 1);
+#else
+        t[s] = four(s);
+#endif
+    }
+    const Doubles low01 = (Doubles)CLEARHEAD_X86(unpacklo_ps)(t[0], t[1]),
+                  high01 = (Doubles)CLEARHEAD_X86(unpackhi_ps)(t[0], t[1]),
+                  low23 = (Doubles)CLEARHEAD_X86(unpacklo_ps)(t[2], t[3]),
+                  high23 = (Doubles)CLEARHEAD_X86(unpackhi_ps)(t[2], t[3]);
+    to[0] = (Vec<float>)CLEARHEAD_X86(unpacklo_pd)(low01, low23);
+    to[1] = (Vec<float>)CLEARHEAD_X86(unpackhi_pd)(low01, low23);
+    to[2] = (Vec<float>)CLEARHEAD_X86(unpacklo_pd)(high01, high23);
+    to[3] = (Vec<float>)CLEARHEAD_X86(unpackhi_pd)(high01, high23);
+#else
+    for (int r = 0; r < 4; ++r) std::memcpy(&to[r], row[r] + at, 16);
+    transpose<float>(to);
+#endif
+}
+
 // Columns k, k + 1, … of a square of rows: x[c][r] = row[r][k + c].
 template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64_t k, Vec<T> (&x)[kLanes<T>]) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4) {  // halves go to their lanes as they are loaded, which leaves three shuffles of four
-        const auto half = [&](int r, int side) { return _mm256_loadu_ps(row[r] + k + 8 * side); };
-#pragma GCC unroll 2
-        for (int side = 0; side < 2; ++side) {
-            __m512 of[2][4];  // of rows 0 … 7 and 8 … 15: columns c and c + 4 of the side, four rows of each in a lane
-#pragma GCC unroll 2
-            for (int a = 0; a < 2; ++a) {
-                __m512 t[4];
+    if constexpr (sizeof(T) == 4) {  // which leaves half of the shuffles
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i)
-                    t[i] =
-                        _mm512_insertf32x8(_mm512_castps256_ps512(half(8 * a + i, side)), half(8 * a + i + 4, side), 1);
-                const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
-                              high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
-                const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]),
-                              high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
-                of[a][0] = (__m512)_mm512_unpacklo_pd(low01, low23);
-                of[a][1] = (__m512)_mm512_unpackhi_pd(low01, low23);
-                of[a][2] = (__m512)_mm512_unpacklo_pd(high01, high23);
-                of[a][3] = (__m512)_mm512_unpackhi_pd(high01, high23);
-            }
-#pragma GCC unroll 4
-            for (int c = 0; c < 4; ++c) {
-                x[8 * side + c] = (Vec<T>)_mm512_shuffle_f32x4(of[0][c], of[1][c], 0x88);
-                x[8 * side + c + 4] = (Vec<T>)_mm512_shuffle_f32x4(of[0][c], of[1][c], 0xdd);
-            }
-        }
+        for (int a = 0; a < 4; ++a)
+            load_words(reinterpret_cast<const uint8_t* const*>(row), 4 * (k + 4 * a),
+                       reinterpret_cast<Vec<T>(&)[4]>(x[4 * a]));
         return;
     }
 #endif

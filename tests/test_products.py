@@ -84,3 +84,20 @@ def test_other_packings_are_unpacked_by_gguf_for_a_product(kind, monkeypatch):
     x, tensor = rng.standard_normal((3, 2 * size)).astype(np.float32), Stored(kind, w.shape, data)
     close(tensor.product(x), x.astype(np.float64), w.T)
     close(tensor.product(x[:, :7], back=True), x[:, :7].astype(np.float64), w)
+
+
+@pytest.mark.parametrize("kind", sorted(set(native.PACKINGS) - set(NUMBERS)))
+def test_damaged_blocks_give_what_their_numbers_do(kind):
+    """Random bytes as blocks, infinite scales among them: a row with such a number has no finite product."""
+    rng = np.random.default_rng(0)
+    size, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    data = rng.integers(0, 256, (45, 3 * width), np.uint8)
+    with np.errstate(all="ignore"):
+        w = quants.dequantize(data, GGMLQuantizationType[kind]).astype(np.float64)
+        w[np.abs(w).max(axis=1) > 1e30] = np.nan  # MXFP4's scales reach 2¹²⁷
+    finite = np.isfinite(w).all(axis=1)
+    x = rng.standard_normal((7, 3 * size)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        made = Stored(kind, w.shape, data).product(x)
+    close(made[:, finite], x.astype(np.float64), w[finite].T)
+    assert kind == "MXFP4" or not np.isfinite(made[:, ~finite]).any()
