@@ -76,7 +76,7 @@ class Decoder:
         return rules
 
     def before(
-        self, number: int, hidden: Array, places: Array, shared: Shared
+        self, number: int, hidden: Array, places: Array, shared: Shared, known: dict[int, Angles] | None = None
     ) -> tuple[Array, Array, Array, Array, dict[str, Array], dict[str, Angles]]:
         """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
 
@@ -84,14 +84,17 @@ class Decoder:
         by part. A layer that reads another's keys and values projects queries alone.
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
         shared   the keys and values of these tokens, at least in layers that this one reads
+        known    the angles of these positions in the layers before, by rotation
         """
         x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
-        size = self.config.sizes[number]
+        size, known = self.config.sizes[number], {} if known is None else known
         parts = "qkv" if size.source == number else "q"
         made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), size.d_k) for part in parts}
         if (clip := self.config.clip) is not None:
             made = {part: np.clip(each, -clip, clip) for part, each in made.items()}
-        of_keys = None if rope is None else rope.angles(places)
+        if rope is not None and id(rope) not in known:
+            known[id(rope)] = rope.angles(places)
+        of_keys = known.get(id(rope))
         of_queries = of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)
         angles = {"q": of_queries, "k": of_keys, "v": None}
         q, *kv = (self.placed(number, part, projected, angles[part]) for part, projected in made.items())
@@ -228,9 +231,9 @@ class Decoder:
                tokens' are written behind them
         """
         hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
-        shared = [(keys[:, start:stop], values[:, start:stop]) for keys, values in kept]
+        shared, known = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], dict[int, Angles]()
         for number, (keys, values) in enumerate(kept):
-            q, k, v = self.before(number, hidden, np.arange(start, stop), shared)[1:4]
+            q, k, v = self.before(number, hidden, np.arange(start, stop), shared, known)[1:4]
             keys[:, start:stop], values[:, start:stop] = k, v
             if number + 1 == len(kept):  # of the last layer, the others give keys and values only
                 q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]

@@ -7,7 +7,7 @@ Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … L
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from mmap import mmap
 from typing import Any
@@ -30,6 +30,9 @@ class Stored:
     data         (rows, …) numbers, or (rows, bytes of a row) as uint8
     order        which rows make the tensor, in this order; None: all as they are
     scales       of data in gpt-oss's form of MXFP4, (rows, blocks, 16) bytes: each block's exponent and 127
+    mapped       the mapped file that holds it, where one does
+    turned       is the transpose of a matrix stored?
+    multiplied   can the compiled kernel multiply by it?
     """
 
     kind: str
@@ -37,6 +40,21 @@ class Stored:
     data: Array
     order: Array | None = None
     scales: Array | None = None
+    mapped: mmap | None = field(init=False)
+    turned: bool = field(init=False)
+    multiplied: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        base: Any = self.data
+        while isinstance(base, np.ndarray):
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        object.__setattr__(self, "mapped", base if isinstance(base, mmap) else None)
+        turned = self.data.strides[-1:] != (self.data.itemsize,)  # a file that has (d_in, d_out) has its transpose
+        object.__setattr__(self, "turned", turned)
+        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
+        packed = packed and self.data.ndim == 2 and self.data.strides[0 if turned else 1] == self.data.itemsize
+        object.__setattr__(self, "multiplied", packed and not native.missing())
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
         """These rows of the tensor in a dtype; a view of the file where it is that already."""
@@ -58,11 +76,7 @@ class Stored:
 
     def _check_whole(self) -> None:
         """Raise FileError where the mapped file became shorter: reading beyond its end would kill the process."""
-        base: Any = self.data
-        while isinstance(base, np.ndarray):
-            base = base.base
-        base = base.obj if isinstance(base, memoryview) else base
-        if isinstance(base, mmap) and base.size() < len(base):
+        if self.mapped is not None and self.mapped.size() < len(self.mapped):
             raise FileError("the model's file became shorter while the model was loaded.", "load it again.")
 
     def part(self, start: int, stop: int) -> "Stored":
@@ -82,12 +96,10 @@ class Stored:
         """x·Wᵀ, (…, d_out), for x (…, d_in); where `back`, x·W, (…, d_in), for x (…, d_out). W is (d_out, d_in)."""
         rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
-        turned = self.data.strides[-1] != self.data.itemsize  # a file that has (d_in, d_out) has its transpose
-        data = self.data.T if turned else self.data
-        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
-        if packed and data.strides[-1] == data.itemsize and x.dtype == np.float32 and not native.missing():
-            columns = self.shape[0 if turned else 1]
-            made = native.multiply(rows, data, self.kind, columns, self.order, back=back != turned)
+        if self.multiplied and x.dtype == np.float32:
+            data = self.data.T if self.turned else self.data
+            columns = self.shape[0 if self.turned else 1]
+            made = native.multiply(rows, data, self.kind, columns, self.order, back=back != self.turned)
         else:
             made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
             step = max(1, _ROWS // self.shape[1])
