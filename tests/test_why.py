@@ -299,7 +299,7 @@ def test_terminal_and_json_have_the_same_numbers(tmp_path):
     assert data == json.loads(json.dumps(seen.to_json()))
     assert (data["token"]["text"], data["against"]["text"]) == (" lamb", " girl")
     lines = done.stdout.splitlines()
-    assert lines[0] == "Why ␣lamb (99.70%) rather than ␣girl (0.10%)?"
+    assert lines[0] == "Why ␣lamb (99.71%) rather than ␣girl (0.092%)?"
     assert data["conclusion"] == conclusion(seen, "en")
 
     def shares(*changes):

@@ -4,7 +4,7 @@
 The script reads training/rhymes.txt, trains a byte-level BPE tokenizer and a
 two-layer decoder of the GPT-2 architecture on it, and writes config.json,
 model.safetensors and tokenizer.json in the layout of a Hugging Face GPT-2
-checkpoint. Nothing is written unless the finished model, rounded to float16,
+checkpoint. Nothing is written unless the finished model, rounded as it is stored,
 completes a handful of well-known lines. record.py trains a much smaller model
 with the same code and keeps the weights of many steps.
 
@@ -284,6 +284,14 @@ def passes_checks(model: Decoder, tokenizer: Tokenizer) -> bool:
     return passed
 
 
+def rounded(weight: Tensor) -> Tensor:
+    """The weight in float16; of matrices five significant bits, so that all of them fit into a page."""
+    if weight.dim() == 2:
+        part, power = torch.frexp(weight.float())
+        weight = torch.ldexp((part * 32).round() / 32, power)
+    return weight.half().contiguous()
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -312,7 +320,7 @@ def main() -> int:
     loss = train(model, encoded, arguments.steps, arguments.learning_rate, arguments.seed)
     print(f"final loss {loss:.4f}")
 
-    weights = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: rounded(tensor) for name, tensor in model.state_dict().items()}
     model.load_state_dict(weights)  # copies the rounded values into the float32 model
     if not passes_checks(model, tokenizer):
         print("The model does not complete its check lines; nothing was written.", file=sys.stderr)
