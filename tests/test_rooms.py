@@ -103,7 +103,7 @@ def test_a_word_a_head_and_a_cell_are_chosen_in_all_rooms(running, seen):
         assert int(np.argmin(cells_of(page))) == int(local[4].argmax())
         assert f"after “{seen.tokens[4].text.strip()}”" in page.locator(".next-of h2").text_content()
         following = [each.text.replace(" ", "␣") for each in seen.following[4]]
-        shown = page.locator(".next bdi").all_text_contents()
+        shown = page.locator(".next-of bdi").all_text_contents()
         assert [text.replace("⏎", "\n") for text in shown] == following
         page.mouse.move(2, 2)
         page.wait_for_timeout(200)

@@ -4,6 +4,7 @@ import { answerRoom } from "./answer.js";
 import { causesRoom, wordsOf } from "./causes.js";
 import { h } from "./dom.js";
 import { openLesson } from "./lessons.js";
+import { liveRoom } from "./live/room.js";
 import { openLong } from "./long/page.js";
 import { newPlace } from "./place.js";
 import { mostStructured } from "./long/structure.js";
@@ -11,19 +12,21 @@ import { openStory } from "./steps.js";
 
 /** @param {Page} page */
 export function openRooms(page) {
-  const { runs, layers, learning } = page.header;
+  const { runs, layers, learning, live } = page.header;
   if (learning) return openLesson(page);
   const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
+  const typed = live ? liveRoom(page) : null;
   /** @type {Record<string, boolean>} */
   const opened = { map: location.hash.startsWith("#at=") }; // a link leads to a place on the map
   return (/** @type {Shell} */ shell) => {
     const [answer, words] = [answerRoom(page, shell), wordsOf(page, shell)];
+    const running = typed?.(shell) ?? "";
     const [below, inner, whose] = [h("div.steps"), h("div.rooms"), h("b")];
     if (!page.header.why) {
       inner.append(answer.element);
-      shell.main.append(inner, below);
+      shell.main.append(inner, running, below);
     } else {
       const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
         const ontoggle = (/** @type {any} */ { target }) => {
@@ -33,7 +36,14 @@ export function openRooms(page) {
         return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
       };
       const causes = causesRoom(page, shell, place, answer, (name) => (whose.textContent = name));
-      const all = h("div.caused", answer.element, causes, fold("map", whose, inner), fold("steps", words.steps, below));
+      const all = h(
+        "div.caused",
+        answer.element,
+        causes,
+        fold("map", whose, inner),
+        fold("steps", words.steps, below),
+        running,
+      );
       shell.main.append(all);
     }
     map?.(shell, inner, answer);

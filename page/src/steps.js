@@ -75,14 +75,14 @@ export function openStory(page, place) {
     markCurrentStep(map, sections);
     highlightDimensions(host);
     place.follow("steps", follow);
-    if (first && location.hash) followUntilUsed(shell.main.firstElementChild, goToPlace);
+    if (first && location.hash) followUntilUsed([...shell.main.children], goToPlace);
   };
 }
 
-/** Goes to the address's step again whenever what stands above it grows, until the reader does something. @param {Element | null} above @param {() => void} go */
+/** Goes to the address's step again whenever what stands above it grows, until the reader does something. @param {Element[]} above @param {() => void} go */
 function followUntilUsed(above, go) {
   const observer = new ResizeObserver(() => go());
-  if (above) observer.observe(above);
+  for (const each of above) observer.observe(each);
   for (const act of ["wheel", "pointerdown", "keydown"])
     addEventListener(act, () => observer.disconnect(), { once: true });
 }

@@ -234,3 +234,15 @@ interface Row {
   weights: Numbers;
   seen: number;
 }
+
+/** What the reader has changed in the run of the model that the page holds; places are numbers of tokens. */
+interface Change {
+  hidden: number[]; // no other token sees these
+  cuts: [number, number, number, number][]; // layer, head, query, key
+  off: [number, number][]; // layer, head
+  scale: "sqrt" | "none" | "d_k"; // scores are divided by √d_k, by 1 or by d_k
+  causal: boolean;
+  temperature: number; // of the softmax
+  over: "rows" | "columns" | "all"; // what it makes sum to 1
+}
+type Attention = { weights: Float32Array; seen: Uint8Array }; // of one head of the live run, (n, n)

@@ -3,6 +3,7 @@
 Everything here is data, taken from the run; `report` prints it.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from clearhead.digits import fixed, percent, rounded
 from clearhead.explaining.attribution import Way, for_page
 from clearhead.explaining.rerun import forward_pass
 from clearhead.explaining.texts import parts_of, token_name
-from clearhead.models.model import SHIPPED
+from clearhead.models.model import SHIPPED, Model, load
 from clearhead.models.protocol import Choice, Each, LanguageModel, LayerRun, Token, layer_numbers, next_tokens
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.spelling import cut, spelled, visible
@@ -224,7 +225,23 @@ def document(
     layers = [_page_layer(seen, number, run, weights) for number, run in zip(numbers, seen.runs, strict=True)]
     if g is not None:
         layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
-    return story(layers, seen.text, language, told, kept=kept)
+    made = story(layers, seen.text, language, told, kept=kept)
+    return _with_model(made, seen.model) if seen.model is load() else made
+
+
+def _with_model(page: Document, model: Model) -> Document:
+    """The page with the model's tokenizer and stored weights, so that it can run other texts.
+
+    Matrices of layers are (d_in, d_out), as the steps have them: the same bytes are in the page once.
+    """
+    stored, config = model.decoder.weights.stored, model.config
+    arrays = {f"live.{name}": tensor.rows(dtype=np.float16) for name, tensor in stored.items()}
+    arrays = {name: array.T if "blk." in name else array for name, array in arrays.items()}
+    encoder = json.loads(model.tokenizer.encoder.to_str())["model"]
+    live = {name: getattr(config, name) for name in ("layers", "heads", "d_model", "epsilon", "positions")}
+    live |= {"vocabulary": sorted(encoder["vocab"], key=encoder["vocab"].get)}
+    live |= {"merges": [" ".join(pair) for pair in encoder["merges"]], "neutral": model.tokenizer.neutral}
+    return replace(page, header={**page.header, "live": live}, arrays={**page.arrays, **arrays})
 
 
 def _run_facts(seen: HeadSteps) -> dict[str, Any]:

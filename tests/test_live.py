@@ -1,0 +1,172 @@
+"""The model that its page holds, run in a browser: other texts and changes give what the library computes."""
+
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import axe, opened, until
+from clearhead.explaining.steps import steps_of_text
+from clearhead.models import model as gpt2
+from clearhead.models.protocol import Variant
+from clearhead.view.page import encoded
+from dense_gpt2 import WORDS, softmax
+from seeds import fresh
+
+ODD = (
+    "don't",
+    "THE",
+    "12 345",
+    "naïve",
+    "中文",
+    "👩\u200d🚀",
+    "İΣ",
+    "\u0085x",
+    " ",
+    "\u3000",
+    "?!",
+    "<|endoftext|>",
+    "\ufb01",
+)
+READY = "document.querySelector('.try')?.getAttribute('aria-busy') === 'false'"
+AT = """async (hash) => {
+    location.hash = hash;
+    const room = document.querySelector(".try");
+    while (room.dataset.at !== location.hash) await new Promise(requestAnimationFrame);
+    return [...room.querySelectorAll("#try-next li")].map((each) => [each.dataset.id, each.dataset.logit].map(Number));
+}"""
+
+
+@dataclass
+class Change:
+    """As page/src/types.d.ts has it."""
+
+    hidden: list = field(default_factory=list)
+    cuts: list = field(default_factory=list)
+    off: list = field(default_factory=list)
+    scale: str = "sqrt"
+    causal: bool = True
+    temperature: float = 1.0
+    over: str = "rows"
+
+    def address(self, text):
+        lists = {
+            name: "_".join(".".join(map(str, np.atleast_1d(each))) for each in getattr(self, name))
+            for name in ("hidden", "cuts", "off")
+        }
+        plain = {"scale": self.scale, "causal": str(self.causal).lower(), "temperature": self.temperature}
+        return "#" + urlencode({"try": text, **lists, **plain, "over": self.over})
+
+
+@pytest.fixture(scope="module")
+def model():
+    return gpt2.load()
+
+
+@pytest.fixture(scope="module")
+def explained(model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("live") / "page.html"
+    steps_of_text("humpty dumpty sat on", model).save(place)
+    return place
+
+
+def drawn_change(rng, kind, n):
+    """What explain hides, what ch.change edits, or everything together."""
+    made, heads = Change(), [[layer, head] for layer in range(2) for head in range(8)]
+    edges = [[*heads[i], *sorted(rng.integers(n, size=2).tolist(), reverse=True)] for i in rng.permutation(16)[:5]]
+    if kind != "edits":
+        made.hidden = rng.permutation(n)[: rng.integers(1, 4)].tolist()
+    if kind != "hidden":
+        made.cuts, made.off = edges, [heads[i] for i in rng.permutation(16)[: rng.integers(1, 4)]]
+    if kind == "all":
+        made.scale, made.causal = str(rng.choice(["sqrt", "d_k", "none"])), bool(rng.integers(2))
+        made.temperature = float(2 ** rng.uniform(-1, 3))
+        made.over = str(rng.choice(["rows", "columns", "all"]))
+    return made
+
+
+def expected(model, ids, change, kind):
+    """The last token's logits, by the library."""
+    if kind == "edits":
+        edits = [ch.off(layers=[layer], heads=[head]) for layer, head in change.off]
+        edits += [ch.cut(queries=i, keys=j, layers=[layer], heads=[head]) for layer, head, i, j in change.cuts]
+        with ch.change(model, edits):
+            return np.asarray(model.run(ids).logits)[-1]
+    n, neutral = len(ids), {0: model.tokenizer.neutral} if 0 in change.hidden else {}
+    hidden = [key for key in change.hidden if key]
+    if kind == "hidden":
+        gates = np.where(np.isin(np.arange(n), hidden), -np.inf, 0.0)
+        variant = Variant(gates, min(change.hidden), ids=neutral)
+        return next(model.again(model.run(ids), [variant], range(n - 1, n)))[0]
+    stream, decoder = model.decoder.embedded([neutral.get(i, each) for i, each in enumerate(ids)]), model.decoder
+    for layer in range(2):
+        run = decoder.layer(layer, stream)
+        seen = np.repeat(np.tri(n, dtype=bool)[None] | (not change.causal), 8, axis=0)
+        seen &= ~np.isin(np.arange(n), hidden) | np.eye(n, dtype=bool)
+        for _, head, i, j in (cut for cut in change.cuts if cut[0] == layer):
+            seen[head, i, j] = False
+        scale = {"sqrt": 1 / 8, "d_k": 1 / 64, "none": 1}[change.scale] / change.temperature
+        if change.over == "rows":
+            heads = ch.AttentionMatrix(run.q, run.k, scale=scale, mask=seen) @ run.v
+        else:
+            scores = np.where(seen, run.q @ run.k.swapaxes(1, 2) * scale, -np.inf)
+            flat = scores if change.over == "columns" else scores.reshape(8, -1)
+            heads = softmax(flat, axis=1).reshape(scores.shape) @ run.v
+        for _, head in (off for off in change.off if off[0] == layer):
+            heads[head] = 0
+        stream = decoder.after(layer, stream, decoder.mixed(layer, heads))
+    return decoder.logits(stream[-1:])[0]
+
+
+@pytest.mark.parametrize("count", [pytest.param(60, marks=pytest.mark.smoke), 200])
+def test_texts_and_changes_give_the_numbers_of_the_library(running, model, explained, count):
+    rng = fresh()
+    with opened(running, explained, wait=".try") as page:
+        until(page, READY)
+        for place in range(count):
+            words = rng.choice(WORDS.split(), rng.integers(2, 12)).tolist()
+            words.insert(int(rng.integers(len(words))), str(rng.choice(ODD)))
+            text, kind = " ".join(words), ("hidden", "edits", "all")[place % 3]
+            ids = model.tokenizer.continuation(text)
+            change = drawn_change(rng, kind, len(ids))
+            result = page.evaluate(AT, change.address(text))
+            logits = expected(model, ids, change, kind)
+            assert len(result) == 8
+            for token, logit in result:
+                assert abs(logit - logits[int(token)]) <= 1e-4, (text, change)
+            assert result[0][1] >= logits.max() - 1e-4
+
+
+def test_gestures_keys_and_the_way_back(running, model, explained):
+    with opened(running, explained, wait=".try", bypass_csp=True) as page:
+        until(page, READY)
+        until(page, "document.querySelectorAll('#try-next li').length === 8")
+        before = page.locator("#try-next").inner_text()
+        page.locator(".try-token").first.click()
+        assert "hidden=0" in page.evaluate("location.hash")
+        page.locator("#try-title").click()
+        for key in ("s", "m", "o", ">", "h", "c"):
+            page.keyboard.press(key)
+        address = page.evaluate("location.hash")
+        for part in ("scale=d_k", "causal=false", "over=columns", "temperature=1.18", "off=", "cuts="):
+            assert part in address
+        until(page, "document.querySelector('.try .ribbon')")
+        assert axe(page, "'.try'") == []
+        page.keyboard.press("r")
+        until(page, "!document.querySelector('.try .ribbon')")
+        assert page.locator("#try-next").inner_text() == before
+        page.keyboard.press("t")
+        page.keyboard.press("End")
+        page.keyboard.type(" a")
+        page.locator("#try-title").click()
+        page.keyboard.press("g")
+        until(page, "document.querySelectorAll('.try-token').length === 6")
+        assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"
+        page.locator("#language").click()
+        assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"
+
+
+def test_the_page_with_its_model_stays_small(model):
+    assert len(encoded(ch.explain("humpty dumpty sat on")._document("en"))) <= 5_500_000
