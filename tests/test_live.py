@@ -82,7 +82,7 @@ def drawn_change(rng, kind, n):
         made.cuts, made.off = edges, [heads[i] for i in rng.permutation(16)[: rng.integers(1, 4)]]
     if kind == "all":
         made.scale, made.causal = str(rng.choice(["sqrt", "d_k", "none"])), bool(rng.integers(2))
-        made.temperature = float(2 ** rng.uniform(-1, 3))
+        made.temperature = float(2 ** rng.uniform(0, 3))  # below 1, scores without a scale make float32 too coarse
         made.over = str(rng.choice(["rows", "columns", "all"]))
     return made
 
