@@ -48,11 +48,13 @@ def drawn(page: Any) -> None:
     until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
 
 
-def cut_a_word(page: Any) -> None:
-    """Suppose that no query sees the chosen key."""
+def hide_a_word(page: Any) -> None:
+    """Hide a word from all others, and drop the scale."""
+    until(page, "document.querySelector('.try').getAttribute('aria-busy') === 'false'")
+    page.locator(".try summary").click()
+    page.locator(".passage .token").nth(4).dblclick()
+    page.locator("#try-scale").select_option("none")
     drawn(page)
-    page.locator("#dive-word").check()
-    page.evaluate("(document.querySelector('.fold .rooms') ?? document.body).scrollIntoView()")
 
 
 def cuts(page: Any) -> None:
@@ -75,16 +77,16 @@ LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a c
     "heads": (["explain", "humpty dumpty sat on a", *ONE], "", 800, drawn),
     "generate": (["explain", "humpty dumpty", "--generate", "6", "--token", "7"], "", 800, drawn),
     "learn": (["learn"], "", 800, slid(20)),
-    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=0.cuts", 800, cuts),
+    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=cuts", 800, cuts),
 }
-HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=93.39&show=0.weights"
+HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=93.39&show=weights"
 SHOTS = {
     "answer.png": Shot(["explain", LAMB]),
     "long.png": Shot(["explain", "--layer", "1", "--head", "3", "--file"], AT_LONG, (1240, 1500), act=drawn),
     "page.png": Shot(HUMPTY, "#step-scores", (1180, 700), act=scores),
     "page-phone.png": Shot([*HUMPTY, "--lang", "zh"], "#step-scores", (390, 800), "dark", scores),
     "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
-    "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
+    "changed.png": Shot(["explain", LAMB], act=hide_a_word),
     "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
     "way.png": Shot(HUMPTY, "#step-way", part="#step-way"),
     "learn.png": Shot(["learn"], act=slid(20), size=(1240, 900)),

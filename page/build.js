@@ -6,7 +6,6 @@ import { parse } from "smol-toml";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
 const options = { bundle: true, minify: true, write: false, charset: "utf8", format: "iife", legalComments: "none" };
-const inject = ["src/short.js"];
 const target = ["chrome123", "firefox121", "safari17.5"];
 const sentences = {
   name: "sentences", // a file of words/ in the Python package: by key, each in English and in Chinese
@@ -20,7 +19,7 @@ const sentences = {
 
 for (const kind of ["css", "js"]) {
   const entryPoints = [`src/main.${kind}`];
-  const { outputFiles } = await build({ ...options, target, inject, plugins: [sentences], entryPoints });
+  const { outputFiles } = await build({ ...options, target, plugins: [sentences], entryPoints });
   const text = outputFiles[0].text;
   const name = `attention.${kind}`;
   if (/<\/(script|style)|<!--/i.test(text))

@@ -84,7 +84,7 @@ def test_every_cell_has_the_number_of_the_matrix_of_causes(running, rules):
             assert len(values) == (np.abs(row) > 1e-44).sum()
 
 
-def test_text_and_map_are_signed_and_follow_what_is_supposed(running):
+def test_text_and_map_are_signed(running):
     rng = fresh()
     matrix, v, g = problem(rng, 6, {})
     place = "#at=0.0.0&cell=5.2"
@@ -100,12 +100,6 @@ def test_text_and_map_are_signed_and_follow_what_is_supposed(running):
                 red, _, blue = (int(x) for x in re.findall(r"\d+", shade))
                 if abs(value) > 0.05 * np.abs(row).max():
                     assert (blue > red) == (value > 0), (kind, shade, value)
-        page.locator("#dive-temperature").evaluate(
-            "each => { each.value = 1; each.dispatchEvent(new Event('input', { bubbles: true })) }"
-        )
-        page.wait_for_timeout(300)
-        supposed = ch.AttentionMatrix(matrix.call.q, matrix.call.k, scale=0.25).contributions(v, g)
-        assert read(page, "contribution") == (5, 2, pytest.approx(supposed[0, 0, 5, 2], rel=6e-3, abs=1e-6))
         page.locator("#shows").select_option("weights")
         until(page, "document.querySelector('#readout').textContent.includes('sum to 1')")
 
@@ -148,7 +142,7 @@ def test_nan_is_shown_and_a_link_keeps_what_is_shown(running):
     rng = fresh()
     matrix, v, g = problem(rng, 5, {"causal": True})
     v[0, 0, 3, 1] = np.nan
-    place = "#at=0.0.0&cell=4.1&show=0.cuts"
+    place = "#at=0.0.0&cell=4.1&show=cuts"
     with opened(running, page_of(matrix, v, g, 5), wait=".map-of", place=place) as page:
         until(page, "document.querySelector('#readout')?.textContent.includes('cut NaN')")
         step_to(page, 2, 1, (4, 1))
@@ -156,7 +150,7 @@ def test_nan_is_shown_and_a_link_keeps_what_is_shown(running):
             np.asarray(matrix.cut_effects(v, g))[0, 0, 2, 1], rel=6e-3, abs=1e-6
         )
         until(page, "document.querySelector('.legend .nonfinite')")
-        assert "show=0.cuts" in page.evaluate("location.hash")
+        assert "show=cuts" in page.evaluate("location.hash")
 
 
 BOXES = """() => Object.fromEntries(

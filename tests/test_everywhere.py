@@ -16,7 +16,7 @@ from terminal import call
 PAGES = {  # what writes them, and what must be on paper
     "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
     "why": (["explain", "mary had a little", "--why"], (".carried", ".map-of", "#step-way")),
-    "generated": (["explain", "humpty dumpty", "--generate", "4", "--token", "3"], (".map-of", ".decoding")),
+    "generated": (["explain", "humpty dumpty", "--generate", "4", "--token", "3"], (".map-of", ".token.generated")),
     "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
     "learn": (["learn"], ("canvas, svg",)),
 }

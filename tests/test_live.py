@@ -1,13 +1,13 @@
 """The model that its page holds, run in a browser: other texts and changes give what the library computes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 
 import clearhead as ch
-from browser import axe, opened, until
+from browser import axe, number, opened, until
 from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.models.protocol import Variant
@@ -35,7 +35,7 @@ AT = """async (hash) => {
     location.hash = hash;
     const room = document.querySelector(".try");
     while (room.dataset.at !== location.hash) await new Promise(requestAnimationFrame);
-    return [...room.querySelectorAll("#try-next li")].map((each) => [each.dataset.id, each.dataset.logit].map(Number));
+    return [...document.querySelectorAll("#next li")].map((each) => [each.dataset.id, each.dataset.logit].map(Number));
 }"""
 
 
@@ -87,6 +87,30 @@ def drawn_change(rng, kind, n):
     return made
 
 
+def layers_of(model, ids, change):
+    """Each layer's weights, and the stream after it."""
+    n, decoder = len(ids), model.decoder
+    stream = decoder.embedded([model.tokenizer.neutral, *ids[1:]] if 0 in change.hidden else ids)
+    for layer in range(2):
+        run = decoder.layer(layer, stream)
+        seen = np.repeat(np.tri(n, dtype=bool)[None] | (not change.causal), 8, axis=0)
+        seen &= ~np.isin(np.arange(n), [key for key in change.hidden if key]) | np.eye(n, dtype=bool)
+        for _, head, i, j in (cut for cut in change.cuts if cut[0] == layer):
+            seen[head, i, j] = False
+        scale = {"sqrt": 1 / 8, "d_k": 1 / 64, "none": 1}[change.scale] / change.temperature
+        if change.over == "rows":
+            weights = ch.AttentionMatrix(run.q, run.k, scale=scale, mask=seen)
+        else:
+            scores = np.where(seen, run.q @ run.k.swapaxes(1, 2) * scale, -np.inf)
+            flat = scores if change.over == "columns" else scores.reshape(8, -1)
+            weights = softmax(flat, axis=1).reshape(scores.shape)
+        heads = weights @ run.v
+        for _, head in (off for off in change.off if off[0] == layer):
+            heads[head] = 0
+        stream = decoder.after(layer, stream, decoder.mixed(layer, heads))
+        yield weights, stream
+
+
 def expected(model, ids, change, kind):
     """The last token's logits, by the library."""
     if kind == "edits":
@@ -100,24 +124,8 @@ def expected(model, ids, change, kind):
         gates = np.where(np.isin(np.arange(n), hidden), -np.inf, 0.0)
         variant = Variant(gates, min(change.hidden), ids=neutral)
         return next(model.again(model.run(ids), [variant], range(n - 1, n)))[0]
-    stream, decoder = model.decoder.embedded([neutral.get(i, each) for i, each in enumerate(ids)]), model.decoder
-    for layer in range(2):
-        run = decoder.layer(layer, stream)
-        seen = np.repeat(np.tri(n, dtype=bool)[None] | (not change.causal), 8, axis=0)
-        seen &= ~np.isin(np.arange(n), hidden) | np.eye(n, dtype=bool)
-        for _, head, i, j in (cut for cut in change.cuts if cut[0] == layer):
-            seen[head, i, j] = False
-        scale = {"sqrt": 1 / 8, "d_k": 1 / 64, "none": 1}[change.scale] / change.temperature
-        if change.over == "rows":
-            heads = ch.AttentionMatrix(run.q, run.k, scale=scale, mask=seen) @ run.v
-        else:
-            scores = np.where(seen, run.q @ run.k.swapaxes(1, 2) * scale, -np.inf)
-            flat = scores if change.over == "columns" else scores.reshape(8, -1)
-            heads = softmax(flat, axis=1).reshape(scores.shape) @ run.v
-        for _, head in (off for off in change.off if off[0] == layer):
-            heads[head] = 0
-        stream = decoder.after(layer, stream, decoder.mixed(layer, heads))
-    return decoder.logits(stream[-1:])[0]
+    *_, (_, stream) = layers_of(model, ids, change)
+    return model.decoder.logits(stream[-1:])[0]
 
 
 @pytest.mark.parametrize("count", [pytest.param(60, marks=pytest.mark.smoke), 200])
@@ -139,30 +147,57 @@ def test_texts_and_changes_give_the_numbers_of_the_library(running, model, expla
             assert result[0][1] >= logits.max() - 1e-4
 
 
+@pytest.mark.parametrize("over", ["rows", *(pytest.param(each, marks=pytest.mark.gate) for each in ("columns", "all"))])
+def test_map_arithmetic_and_steps_show_the_changed_run(running, model, explained, over):
+    rng, text = fresh(), "humpty dumpty sat on a wall and"
+    ids = model.tokenizer.continuation(text)
+    change = replace(drawn_change(rng, "all", len(ids)), over=over, off=[])
+    layer, head, i = int(rng.integers(2)), int(rng.integers(8)), int(rng.integers(1, len(ids)))
+    weights = [np.asarray(each) for each, _ in layers_of(model, ids, change)][layer][head]
+    place = f"{change.address(text)}&at=0.{layer}.{head}&cell={i}.0"
+    with opened(running, explained, wait=".map-of", place=place) as page:
+        until(page, READY)
+        until(page, f"document.querySelector('#readout').textContent.startsWith('query {i} ')")
+        page.locator(".map-of").focus()
+        for j in range(i + 1):
+            said = page.locator("#readout").text_content().split(": ")[1]
+            value = 0 if said == "masked" else number(said.split()[0])
+            assert value == pytest.approx(weights[i, j], rel=2e-3, abs=1e-6), (said, change)
+            made = page.locator(".lines b").all_text_contents()
+            assert said == "masked" or any(number(x.split()[0]) == pytest.approx(value, rel=2e-3) for x in made)
+            page.keyboard.press("ArrowRight")
+            page.wait_for_timeout(50)
+        page.locator(".map a[data-step=weights]").evaluate("link => link.click()")
+        page.locator("#step-weights details.numbers summary").click()
+        for row, line in zip(page.locator("#step-weights tbody tr").all(), weights, strict=True):
+            shown = [0 if x == "masked" else number(x) for x in row.locator("td").all_text_contents()]
+            assert shown == pytest.approx(line, rel=2e-3, abs=1e-6)
+
+
 def test_gestures_keys_and_the_way_back(running, model, explained):
     with opened(running, explained, wait=".try", bypass_csp=True) as page:
         until(page, READY)
-        until(page, "document.querySelectorAll('#try-next li').length === 8")
-        before = page.locator("#try-next").inner_text()
-        page.locator(".try-token").first.click()
-        assert "hidden=0" in page.evaluate("location.hash")
-        page.locator("#try-title").click()
+        before = page.locator("#next").inner_text()
+        page.locator(".passage .token").first.dblclick()
+        until(page, "location.hash.includes('hidden=0')")
+        page.locator("h1").click()
         for key in ("s", "m", "o", ">", "h", "c"):
             page.keyboard.press(key)
+        page.wait_for_timeout(200)  # the address follows
         address = page.evaluate("location.hash")
         for part in ("scale=d_k", "causal=false", "over=columns", "temperature=1.18", "off=", "cuts="):
             assert part in address
-        until(page, "document.querySelector('.try .ribbon')")
+        assert "replaced by <|endoftext|>: without" in page.locator(".try .ribbon").text_content()
         assert axe(page, "'.try'") == []
         page.keyboard.press("r")
-        until(page, "!document.querySelector('.try .ribbon')")
-        assert page.locator("#try-next").inner_text() == before
+        until(page, "document.querySelector('.try .ribbon').hidden")
+        assert page.locator("#next").inner_text() == before
         page.keyboard.press("t")
         page.keyboard.press("End")
         page.keyboard.type(" a")
-        page.locator("#try-title").click()
+        page.locator("h1").click()
         page.keyboard.press("g")
-        until(page, "document.querySelectorAll('.try-token').length === 6")
+        until(page, "document.querySelectorAll('.passage .token').length === 6")
         assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"
         page.locator("#language").click()
         assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"

@@ -42,7 +42,6 @@ def test_a_picture_holds_each_pixels_largest_weight(n, m, side, causal, seed):
             assert np.allclose(result["most"][:, r, c], block.max((1, 2)), atol=1e-6)
         first = weights[:, rows[r] : rows[r + 1], 0]
         assert np.allclose(result["first_most"][:, r], first.max(1), atol=1e-6)
-    assert np.allclose(result["received"], weights.sum(1), atol=1e-4)
 
 
 # what the page computes
@@ -122,10 +121,7 @@ def test_page_and_pictures_end_their_scale_at_one_weight(small):
     assert images.reach(np.array([0.7])) == 0.7
     assert images.reach(np.array([np.nan])) == 1.0
     layer = document_of(small[0], TOKENS).header["runs"][0]["layers"][0]
-    aside = weights.copy()
-    aside[:, :, 0] = 0
-    for name, of in (("whole", weights), ("aside", aside)):
-        assert layer["reach"][name] == pytest.approx([end_of(head) for head in of], rel=1e-5)
+    assert layer["reach"] == pytest.approx([end_of(head) for head in weights], rel=1e-5)
 
 
 @pytest.mark.gate
@@ -158,7 +154,7 @@ def test_nonfinite_weights_are_stored_as_nonfinite():
         assert (codes == images.NONFINITE).tolist() == wrong.tolist()
         finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
         assert layer["largest"][0] == pytest.approx(finite.max())
-        assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
+        assert layer["reach"][0] == pytest.approx(end_of(finite))
         assert "nan" in part.to_svg()
 
 

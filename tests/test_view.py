@@ -158,7 +158,7 @@ def test_a_served_page_shows_weights_and_says_where_their_making_is(running, por
             until(page, f"document.querySelector('#readout').textContent.startsWith('query {i} ')")
             said = page.locator("#readout").text_content()
             assert number(re.search(r": (\S+)", said)[1]) == pytest.approx(matrix[1, head, i, j], rel=6e-3)
-        assert "clearhead explain TEXT --html PAGE" in page.locator(".dive .says").text_content()
+        assert "clearhead explain TEXT --html PAGE" in page.locator(".dive .note").text_content()
         assert "ch.explain(" in page.locator(".answer p.note").text_content()
 
 

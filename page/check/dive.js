@@ -1,7 +1,6 @@
 // For tests/test_page_values.py: reads a page's file as the browser would, and prints the arithmetic of cells as JSON.
 //   node page/check/dive.js '{"page": "page.html", "cells": [[head, query, key], …]}'
 import { cell, outputAt, problemOf, rowAt } from "../src/dive/problem.js";
-import { asRun } from "../src/head.js";
 import { openHead } from "../src/long/source.js";
 import { openFile } from "./file.js";
 
@@ -11,7 +10,7 @@ const results = [];
 for (const [number, i, j] of cells) {
   const head = await openHead(page, { run: 0, layer: 0, head: number });
   await head.loading;
-  const problem = problemOf(head, asRun());
+  const problem = problemOf(head);
   const row = rowAt(problem, i);
   const bound = head.computing.bound(i);
   const wide = Array.from({ length: problem.v.width }, (_, c) => c);

@@ -1,7 +1,7 @@
 // For tests/test_page_values.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
 //   node page/check/weights.js page.html
 import { rowInto, rulesOf } from "../src/attention.js";
-import { asRun, headOf } from "../src/head.js";
+import { headOf } from "../src/head.js";
 import { load } from "../src/packed.js";
 import { openFile } from "./file.js";
 
@@ -15,7 +15,7 @@ const results = [];
 for (const layer of page.header.layers)
   for (let batch = 0; batch < layer.batch; batch++)
     for (let number = 0; number < layer.heads; number++) {
-      const head = headOf(page, layer, batch, number, asRun());
+      const head = headOf(page, layer, batch, number);
       const { n, m } = head;
       const rows = (name, place, length) => {
         const { data, shape } = page.array(layer.arrays[name]);

@@ -5,56 +5,84 @@ import { byId, h } from "./dom.js";
 import { bare, percent, spelled } from "./numbers.js";
 import { showWay } from "./way.js";
 
-/** @typedef {[string, number]} Choice      a token and its probability */
+/** @typedef {[text: string, share: number, id?: number, logit?: number, usual?: number]} Choice      a token and its probability; in a run of this page its number, its logit, and the probability where nothing is changed */
 
-/** @param {Page} page @param {Shell} shell */
-export function answerRoom(page, shell) {
+/** @param {Page} page @param {Shell} shell @param {Live | null} live @param {Child} bar      to type in */
+export function answerRoom(page, shell, live, bar) {
   const { t } = shell;
-  const { title, facts, layers, words, runs } = page.header;
+  const { header } = page;
+  const { title, layers, words, runs } = header;
   const first = runs[0]?.tokens && runs[0].layers[0];
-  const [text, next] = [h("div.text-of"), h("div.next-of")];
-  const why = wordsOf(page, shell);
-  const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
+  const [text, next, list] = [h("div.text-of"), h("div.next-of"), h("ol.next", { id: "next" })];
+  const [heading, asked, so, note] = [h("h1", { id: "opening-title" }), h("div"), h("p.so"), h("p.note")];
   const language = shell.language();
-  const note = facts?.illustration ? ` — ${words[language].illustration}` : null;
-  const element = h(
-    "section.answer",
-    { "aria-labelledby": "opening-title" },
-    h("h1", { id: "opening-title" }, why.title ?? untitled),
-    facts?.model && h("p.model", facts.model[language], note),
-    choices(page.header.why, why, shell),
-    h("p.so", why.so),
-    h("div.answered", text, next),
-    !why.title && first?.name && h("p.note", first.statistics.effect && t("first order"), t("no causes")),
-  );
+  const illustration = header.facts?.illustration ? ` — ${words[language].illustration}` : null;
   let shown = "";
-  return {
-    element,
+  const room = {
+    element: h(
+      "section.answer",
+      { "aria-labelledby": "opening-title" },
+      ...[heading, header.facts?.model && h("p.model", header.facts.model[language], illustration), bar, asked, so],
+      ...[h("div.answered", text, next), note],
+    ),
     text,
-    template: why.template,
+    template: "",
     legend: "", // of the text's colours, where these are effects
     drawn: () => {}, // the text is there anew
     point: (/** @type {number | null} */ _token) => {}, // at a token
+    /** What was asked, of the run that is shown now. */
+    fill() {
+      const { facts, why } = header;
+      const said = wordsOf(page, shell);
+      const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
+      heading.textContent = said.title ?? untitled;
+      asked.replaceChildren(...[choices(why, said, shell) ?? []].flat());
+      so.textContent = said.so ?? "";
+      const causeless = !said.title && !live && first?.name;
+      note.textContent = causeless ? (first.statistics.effect ? t("first order") : "") + t("no causes") : "";
+      Object.assign(room, { template: said.template, legend: "", drawn: () => {}, point: () => {} });
+      shown = "";
+    },
     /** What the model says comes after a token. @param {number} token @param {string} name */
     follow(token, name) {
+      const { facts, tokens } = header;
       if (!facts) return;
-      const last = token === facts.following?.length - 1;
-      const atEnd = last || !facts.following?.[token];
+      const atEnd = facts.after
+        ? token >= tokens.length - 1
+        : token === facts.following?.length - 1 || !facts.following?.[token];
       /** @type {Choice[] | null} */
-      const choices = atEnd ? facts.next : facts.following[token];
-      const now = atEnd ? "last" : String(token);
+      const choices = atEnd ? facts.next : facts.after ? facts.after(token) : facts.following[token];
+      const now = `${page.version} ${atEnd || token}`;
       if (!choices || now === shown) return;
       shown = now;
+      if (facts.live) {
+        const [likeliest, share] = facts.next[0];
+        heading.textContent = t("title live", { token: spelled(likeliest), share: percent(share) });
+      }
       const ways = facts.way?.position === token ? facts.way.choices : [];
       const rows = choices.map((choice, index) => {
         const same = (/** @type {any} */ each) => each?.text === choice[0];
         const way = same(ways[index]) ? ways[index] : ways.find(same);
-        return row(choice, way?.id, t);
+        return rowOf(choice, way?.id, t, live && atEnd ? () => live.type(live.state.text + choice[0]) : null);
       });
-      const title = atEnd ? t("next") : t("next after", { token: bare(name, 20) });
-      next.replaceChildren(h("h2", title), h("ol.next", rows));
+      move(list, rows);
+      next.replaceChildren(h("h2", atEnd ? t("next") : t("next after", { token: bare(name, 20) })), list);
     },
   };
+  room.fill();
+  return room;
+}
+
+/** Puts rows into a list; each bar begins where the one before it was. @param {HTMLElement} list @param {HTMLElement[]} rows */
+function move(list, rows) {
+  const barsOf = () => /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".share"));
+  const old = [...barsOf()].map(({ style }) => style.width);
+  list.replaceChildren(...rows);
+  barsOf().forEach(({ style }, place) => {
+    const to = style.width;
+    style.width = old[place] ?? to;
+    requestAnimationFrame(() => (style.width = to));
+  });
 }
 
 /** Which token of the answer is explained, or rather than which other one. @param {any} causes @param {Record<string, string>} words @param {Shell} shell */
@@ -73,10 +101,21 @@ function choices(causes, words, shell) {
   return h("p.choices", words.choose, " ", buttons);
 }
 
-/** @param {Choice} choice @param {number | undefined} way      of whose token @param {Say} t */
-function row([token, share], way, t) {
-  const bar = h("span.share", { style: { width: `${Math.max(0.5, share * 100)}%` } });
+/** @param {Choice} choice @param {number | undefined} way      of whose token @param {Say} t @param {(() => void) | null} append      puts it after the text */
+function rowOf([token, share, id, logit, usual], way, t, append) {
+  const width = (/** @type {number} */ x) => `${Math.max(0.5, x * 100)}%`;
+  const bar = h("span.share", { style: { width: width(share) } });
+  const mark = usual === undefined ? null : h("span.was", { style: { left: width(usual) }, title: percent(usual) });
   const text = h("bdi", spelled(token));
   const name = way === undefined ? text : h("button", { onclick: () => showWay(way), title: t("way to") }, text);
-  return h("li", name, h("span.track", bar), h("span.figures", percent(share)));
+  const more =
+    append && h("button.more", { onclick: append, title: t("try append"), "aria-label": t("try append") }, "+");
+  return h(
+    "li",
+    { "data-id": id, "data-logit": logit },
+    name,
+    h("span.track", bar, mark),
+    h("span.figures", percent(share)),
+    more,
+  );
 }

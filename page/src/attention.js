@@ -50,12 +50,15 @@ export function logsumexp(m, row, sink) {
   return top + Math.log(sum);
 }
 
+/** Which log-sum-exp a weight is divided by: its query's, or its key's. @param {Rules} r @param {number} i @param {number} j */
+export const sumAt = ({ over }, i, j) => (over === "columns" ? j : i);
+
 export const MASKED = -1; // in place of the weight of a masked cell
 
 /**
  * One query's weights on keys from…to, computed from q, k and L; MASKED where it may not see the key.
  * @param {Rows} q @param {Rows} k
- * @param {{[i: number]: number}} L log-sum-exp of each query
+ * @param {{[i: number]: number}} L log-sum-exp of each query, or of each key where the softmax runs over columns
  * @param {Rules} r @param {number} i @param {number} from @param {number} to @param {Float32Array} out
  * @param {number} start      where in `out` key `from` stands
  */
@@ -63,16 +66,15 @@ export function rowInto(q, k, L, r, i, from, to, out, start) {
   const [first, end] = range(r, i);
   const [low, high] = [Math.max(from, first), Math.min(to, end)];
   out.fill(MASKED, start, start + to - from);
-  const l = L[i];
   const shift = start - from;
   if (!isPlain(r)) {
     for (let j = low; j < high; j++)
-      if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
+      if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - L[sumAt(r, i, j)]);
     return;
   }
   if (logits.length < high) logits = new Float64Array(high);
   fourAtATime(q, k, r.scale, i, low, high, logits);
-  for (let j = low; j < high; j++) out[shift + j] = Math.exp(logits[j] - l);
+  for (let j = low; j < high; j++) out[shift + j] = Math.exp(logits[j] - L[sumAt(r, i, j)]);
 }
 
 /** Whether a visible logit is scale·q·k and nothing more, and a row's visible keys are one range. @param {Rules} r */
@@ -181,7 +183,8 @@ export function rulesOf(page, layer, batch, head) {
     bias: bias && spans ? (i, j) => bias(i, j) + spans(i, j) : (bias ?? spans),
     slope: ofHead("alibi_slopes", 0),
     sink: ofHead("sinks", -Infinity),
-    temperature: 1,
+    temperature: rules.temperature ?? 1,
+    over: rules.over ?? "rows",
   };
 }
 

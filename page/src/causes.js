@@ -1,8 +1,8 @@
 // What made an answer: the heads that carry it, run again, and every head by what it did. A head that is pointed at, or
 // chosen, draws its edges in the text; all numbers are in tables below, folded.
 
-import { ARROWS, columnHead, h, svg, table, tableRow, write } from "./dom.js";
-import { asRun, isAsRun } from "./head.js";
+import { ARROWS, columnHead, h, table, tableRow, write } from "./dom.js";
+import { drawArcs } from "./long/arcs.js";
 import { choice } from "./long/controls.js";
 import { captionOf, looksOf, nameOfHead } from "./long/grid.js";
 import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
@@ -52,7 +52,6 @@ export function causesRoom(page, shell, place, answer, rename) {
   const said = h("p.caption", { "aria-live": "off" });
   /** @param {number} layer      its place @param {number} head @param {Partial<Chosen>} [edge] */
   const choose = (layer, head, edge) => {
-    if (!isAsRun(place.what)) place.suppose("", asRun());
     const inText = Number(edge?.query) <= query && edge; // the answer's further tokens have no rows here
     place.choose("", { run: 0, layer, head, query, key: -1, ...inText });
   };
@@ -60,7 +59,8 @@ export function causesRoom(page, shell, place, answer, rename) {
   const show = (layer, head) => {
     const name = nameOfHead(layers, layer, head, shell.t);
     write(said, `${name} (${signed(-why.grid[layer][head])}): ${captionOf(page, 0, layer, head, shell)}`);
-    drawEdges(answer.text, query, looksOf(page)?.heads[layer][head] ?? []);
+    const cut = (/** @type {number} */ key) => (choose(layer, head), place.live?.cut(key, query));
+    drawArcs(answer.text, query, looksOf(page)?.heads[layer][head] ?? [], place.live && cut);
   };
   const showChosen = () => show(place.chosen.layer, place.chosen.head);
   const grid = gridOf(why, words, layers, choose, show, showChosen, shell);
@@ -79,32 +79,9 @@ export function causesRoom(page, shell, place, answer, rename) {
     write(said, `${nameOf(part).textContent}: ${facts.join(" · ")}`);
   };
   place.follow("causes", follow);
-  onresize = showChosen; // in place of that of the drawing before
   follow();
   tables.folded.append(h("p.aside", words.lead));
   return [tables.carried, h("section.every", grid.element, said), tables.folded];
-}
-
-/** Arcs from the query to what it attends to. @param {HTMLElement} text @param {number} query @param {[number, number][]} looks */
-function drawEdges(text, query, looks) {
-  const box = text.querySelector(".passage");
-  const corner = box?.getBoundingClientRect();
-  if (!box || !corner) return;
-  const topOf = (/** @type {number} */ token) => {
-    const place = box.querySelector(`[data-token="${token}"]`)?.getClientRects()[0];
-    return place && [place.left + place.width / 2 - corner.left, place.top - corner.top + box.scrollTop];
-  };
-  const to = topOf(query);
-  const arcs = looks.map(([key, weight]) => {
-    const from = topOf(key);
-    if (!from || !to) return null;
-    const [x, y] = key === query ? [from[0] - 12, from[1]] : from;
-    const lift = 8 + Math.min(16, Math.abs(to[0] - x) / 12);
-    const d = `M${to[0]} ${to[1]}C${to[0]} ${to[1] - lift} ${x} ${y - lift} ${x} ${y}`;
-    return svg("path", { d, "stroke-width": (1 + 4 * weight).toFixed(1), opacity: Math.sqrt(weight).toFixed(2) });
-  });
-  box.querySelector("svg")?.remove();
-  box.prepend(svg("svg.edges", { "aria-hidden": "true" }, arcs));
 }
 
 /**

@@ -43,7 +43,13 @@ export function openPage(read) {
     const entry = header.arrays[name];
     return keep(name, bytesOf(entry.at, bytesIn(entry)));
   };
-  return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
+  const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) => {
+    header.arrays[name] = { shape, dtype: "float32" };
+    arrays.set(name, { shape, data });
+    return name;
+  };
+  const known = (/** @type {string} */ name) => arrays.get(name);
+  return { header, has: (name) => name in header.arrays, array, known, bytesOf, keep, put, version: 0 };
 }
 
 /** How many bytes an array has where it is not compressed. @param {{shape: number[], dtype: string}} entry */

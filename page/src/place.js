@@ -1,6 +1,4 @@
-// The chosen place and what is supposed, shared by all rooms of the page.
-
-import { asRun } from "./head.js";
+// The chosen place, shared by all rooms of the page.
 
 /** @param {Chosen} chosen @returns {Place} */
 export function newPlace(chosen) {
@@ -8,7 +6,7 @@ export function newPlace(chosen) {
   const rooms = new Map();
   const place = /** @type {Place} */ ({
     chosen,
-    what: asRun(),
+    live: null,
     follow: (room, follow) => void rooms.set(room, follow),
     choose(from, change) {
       const differs = Object.entries(change).some(
@@ -17,10 +15,7 @@ export function newPlace(chosen) {
       Object.assign(chosen, change);
       if (differs) tell(from);
     },
-    suppose(from, what) {
-      place.what = what;
-      tell(from);
-    },
+    again: () => tell(""),
   });
   const tell = (/** @type {string} */ from) => {
     for (const [room, follow] of rooms) if (room !== from) follow(place);

@@ -1,10 +1,13 @@
 // The rooms of a page: the answer and the map where it has runs, the steps where it has them. All share one place.
 
+import { parts } from "./address.js";
 import { answerRoom } from "./answer.js";
 import { causesRoom, wordsOf } from "./causes.js";
 import { h } from "./dom.js";
 import { openLesson } from "./lessons.js";
-import { liveRoom } from "./live/room.js";
+import { liveBar } from "./live/bar.js";
+import { openLive } from "./live/room.js";
+import { nameOfHead } from "./long/grid.js";
 import { openLong } from "./long/page.js";
 import { newPlace } from "./place.js";
 import { mostStructured } from "./long/structure.js";
@@ -12,42 +15,59 @@ import { openStory } from "./steps.js";
 
 /** @param {Page} page */
 export function openRooms(page) {
-  const { runs, layers, learning, live } = page.header;
+  const { header } = page;
+  const { runs, layers, learning, why } = header;
   if (learning) return openLesson(page);
-  const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
+  const place = newPlace(layers ? chosenBySteps(header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
-  const typed = live ? liveRoom(page) : null;
+  const live = header.live ? (place.live = openLive(page, place)) : null;
   /** @type {Record<string, boolean>} */
-  const opened = { map: location.hash.startsWith("#at=") }; // a link leads to a place on the map
+  const opened = { map: parts().has("at") }; // a link leads to a place on the map
   return (/** @type {Shell} */ shell) => {
-    const [answer, words] = [answerRoom(page, shell), wordsOf(page, shell)];
-    const running = typed?.(shell) ?? "";
-    const [below, inner, whose] = [h("div.steps"), h("div.rooms"), h("b")];
-    if (!page.header.why) {
-      inner.append(answer.element);
-      shell.main.append(inner, running, below);
-    } else {
-      const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
-        const ontoggle = (/** @type {any} */ { target }) => {
-          if (!shell.printing()) opened[name] = target.open;
-          dispatchEvent(new Event("resize")); // the map measures its room
-        };
-        return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
+    const answer = answerRoom(page, shell, live, live && liveBar(page, place, live, shell));
+    const [below, inner, whose, causes] = [h("div.steps"), h("div.rooms"), h("b"), h("div.causes")];
+    const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
+      const ontoggle = (/** @type {any} */ { target }) => {
+        if (!shell.printing()) opened[name] = target.open;
+        dispatchEvent(new Event("resize")); // the map measures its room
+        place.again();
       };
-      const causes = causesRoom(page, shell, place, answer, (name) => (whose.textContent = name));
-      const all = h(
-        "div.caused",
-        answer.element,
-        causes,
-        fold("map", whose, inner),
-        fold("steps", words.steps, below),
-        running,
+      return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
+    };
+    const rename = (/** @type {string} */ name) => void (whose.textContent = name);
+    const draw = () => {
+      const follow = () => rename(nameOfHead(runs[0].layers, place.chosen.layer, place.chosen.head, shell.t));
+      if (header.why) causes.replaceChildren(...causesRoom(page, shell, place, answer, rename));
+      else if (why) {
+        place.follow("causes", follow); // in place of what followed before
+        causes.replaceChildren();
+        follow();
+      }
+      map?.(shell, inner, answer);
+      steps?.(shell, below);
+    };
+    if (why)
+      shell.main.append(
+        h(
+          "div.caused",
+          answer.element,
+          causes,
+          fold("map", whose, inner),
+          fold("steps", wordsOf(page, shell).steps, below),
+        ),
       );
-      shell.main.append(all);
+    else {
+      inner.append(answer.element);
+      shell.main.append(inner, below);
     }
-    map?.(shell, inner, answer);
-    steps?.(shell, below);
+    draw();
+    if (!live) return;
+    live.redraw = () => {
+      answer.fill();
+      draw();
+    };
+    live.update();
   };
 }
 

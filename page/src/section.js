@@ -14,21 +14,19 @@ const TABLE = 12;
  * @param {Story} story @param {object} options @param {string} options.id @param {string} options.symbol
  * @param {Child} options.title @param {() => Child} options.says @param {() => string[]} [options.formulas]
  * @param {() => Scene[]} [options.scenes]
- * @param {() => HTMLElement} [options.controls]      above the figures
  * @param {() => Child} [options.body]      in place of figures
  * @param {boolean} [options.ofCell]      the body speaks of the chosen cell
  * @returns {Section}
  */
-export function section(story, { id, symbol, title, says, formulas, scenes, controls, body, ofCell }) {
+export function section(story, { id, symbol, title, says, formulas, scenes, body, ofCell }) {
   const hold = h("div", { class: body ? null : "hold" });
   const heading = `step-${id}-title`;
-  const [said, written, panel] = [h("p.says"), h("div.formulas"), h("div")];
+  const [said, written] = [h("p.says"), h("div.formulas")];
   const element = h(
     "section",
     { id: `step-${id}`, class: "step", "aria-labelledby": heading },
     h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), said),
     written,
-    panel,
     hold,
     verdicts(story, id),
   );
@@ -39,7 +37,6 @@ export function section(story, { id, symbol, title, says, formulas, scenes, cont
     said.replaceChildren();
     add(said, withRoleColours(says()));
     written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
-    if (!panel.contains(document.activeElement)) panel.replaceChildren(...(controls ? [controls()] : [])); // a control in use must not be replaced
   };
   const fillBody = () => body && hold.replaceChildren(h("div", body()));
   const draw = () => {
@@ -125,7 +122,7 @@ function interactiveFigure(story, scene) {
   const label = t("figure", { name: m.symbol, rows: m.rows, cols: m.cols });
   const drawing = figure(scene.layout, { label, cursor: now, move, pin, next: scene.next ?? (() => null) });
   const hold = h("div.table", { tabindex: 0 }); // scrolls by keyboard
-  const fill = () => hold.replaceChildren(windowOf(story, matrixNow(), now()));
+  const fill = () => hold.replaceChildren(windowOf(t, matrixNow(), now()));
   const details = h("details.numbers", h("summary", t("numbers")), hold);
   details.addEventListener("toggle", () => details.open && fill());
   const bars = [...new Map(blocks.map((each) => [each.m.symbol, each.m])).values()].map((each) => colourBar(each, t));
@@ -162,7 +159,7 @@ export function freeFigure(story, list, between, units, room) {
   return made;
 }
 
-/** A cell's indices, from a place in its matrix as that is oriented. @param {Matrix} m @param {Spot} spot */
+/** A cell's indices, from a place in its matrix as that is oriented. @param {Pick<Matrix, "flip">} m @param {{row: number, col: number}} spot */
 const indices = (m, { row, col }) => (m.flip ? [col, row] : [row, col]);
 
 /** A cell in words, for the live readout. @param {Pick<Story, "t">} story @param {Matrix} m @param {Spot} spot */
@@ -196,8 +193,8 @@ function colourBar(m, t) {
   );
 }
 
-/** The numbers around the chosen cell as a table. @param {Pick<Story, "t">} story @param {Matrix} m @param {Spot} spot */
-function windowOf({ t }, m, spot) {
+/** The numbers around the chosen cell as a table. @param {Say} t @param {Pick<Matrix, "symbol" | "rows" | "cols" | "value" | "hidden" | "rowName" | "colName" | "flip">} m @param {{row: number, col: number}} spot */
+export function windowOf(t, m, spot) {
   const around = (/** @type {number} */ place, /** @type {number} */ size) => {
     const first = Math.max(0, Math.min(place - TABLE / 2, size - TABLE));
     return listOf(Math.min(TABLE, size), (index) => first + index);

@@ -88,7 +88,7 @@ export function openShell(header, draw) {
       redraw();
       byId(id)?.focus();
     };
-    const names = ["arrows", "heads", "search", "point"];
+    const names = ["arrows", "heads", "point"];
     const signs = names.map((name) => h("li", t(`keys ${name}`)));
     const hidden = Boolean(header.learning);
     const title = t(`theme ${theme}`);

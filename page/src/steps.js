@@ -1,18 +1,18 @@
 // The page of steps: from X to the output, one step after the other, all drawn from one state.
 
-import { byId, h } from "./dom.js";
+import { stepHere, toStep } from "./address.js";
+import { byId } from "./dom.js";
 import { opening } from "./opening.js";
 import { load } from "./packed.js";
 import { highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
 import { sectionsOf } from "./stepsections.js";
 import { begin, makeStory } from "./story.js";
 import { watchSteps } from "./stepwatch.js";
-import { ribbon } from "./whatif.js";
 
 const SOON = 2 ** 25; // bytes: of a smaller page all layers are unpacked at once
 const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
 
-/** @typedef {{story: Story, sections: Section[], map: HTMLElement, band: HTMLElement, redraw: () => void}} Drawn */
+/** @typedef {{story: Story, sections: Section[], map: HTMLElement, redraw: () => void}} Drawn */
 
 /** @param {Page} page @param {Place} place @returns {(shell: Shell, host: HTMLElement) => void} */
 export function openStory(page, place) {
@@ -23,14 +23,13 @@ export function openStory(page, place) {
   let drawn = null;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let resting;
-  const goToPlace = () => drawn && location.hash.startsWith("#step-") && go(drawn, location.hash.replace("#step-", ""));
+  const goToPlace = () => drawn && stepHere() && go(drawn, /** @type {string} */ (stepHere()));
   addEventListener("hashchange", goToPlace);
 
   const has = (/** @type {number} */ layer) => Boolean(page.header.layers[layer].arrays.q); // a long text's page has few
 
   /** What the pointer meant on the map is older than this. @param {Partial<State>} wanted */
   const commit = (wanted) => {
-    const { what } = state;
     const { layer: to = state.layer, head: by = state.head } = wanted;
     if (!has(to)) return place.choose("", { layer: to, head: by, key: -1 });
     clearTimeout(resting);
@@ -38,15 +37,21 @@ export function openStory(page, place) {
     const { layer, head, query, key, batch } = state;
     const run = runs.findIndex((/** @type {any} */ each) => each.batch === batch);
     place.choose("steps", { run: Math.max(0, run), layer, head, query, key });
-    if (state.what !== what) place.suppose("steps", state.what);
   };
-  const follow = (/** @type {Place} */ { chosen: { run, layer, head, query, key }, what }) => {
+  const follow = (/** @type {Place} */ { chosen: { run, layer, head, query, key } }) => {
     if (!drawn || !has(layer)) return;
     const shown = drawn;
     const { batch } = runs[run] ?? state;
-    const wanted = { batch, layer, head, query: query < 0 ? shown.story.head.n - 1 : query, key, what };
+    const wanted = {
+      batch,
+      layer,
+      head,
+      query: query < 0 ? shown.story.head.n - 1 : query,
+      key,
+      version: page.version,
+    };
     clearTimeout(resting);
-    const elsewhere = differs(state, wanted, "batch", "layer", "head", "what");
+    const elsewhere = differs(state, wanted, "batch", "layer", "head", "version");
     if (elsewhere) change(shown, watch, wanted);
     else resting = setTimeout(() => change(shown, watch, wanted), RESTS);
   };
@@ -60,6 +65,7 @@ export function openStory(page, place) {
     const missing = names.filter((name) => arrays[name].packed !== undefined && !page.known(name));
     if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;
+    Object.assign(state, { version: page.version, query: Math.min(state.query, layers[state.layer].queries - 1) });
     clearTimeout(resting);
     watch.restart();
     const wide = Math.min(1144, shell.main.clientWidth); // the host may be folded
@@ -67,10 +73,8 @@ export function openStory(page, place) {
     const story = makeStory(page, shell, state, room, watch.whenSeen, commit);
     const sections = sectionsOf(story);
     const map = stepMap(story, sections, (id) => drawn && go(drawn, id));
-    const band = h("div.band");
-    drawn = { story, sections, map, band, redraw: () => draw(shell, host) };
-    host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element), band);
-    updateBand(drawn);
+    drawn = { story, sections, map, redraw: () => draw(shell, host) };
+    host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element));
     watch.drawVisited(shell.printing());
     markCurrentStep(map, sections);
     highlightDimensions(host);
@@ -96,11 +100,7 @@ function go({ sections, map }, id) {
   document.documentElement.style.scrollPaddingTop = `${map.offsetHeight}px`;
   step.scrollIntoView();
   byId(`step-${id}-title`)?.focus({ preventScroll: true });
-  try {
-    history.replaceState(null, "", `#step-${id}`);
-  } catch {
-    // a frame without an address: nothing to do
-  }
+  toStep(id);
 }
 
 /** Whether a change is one of any of these. @param {State} state @param {Partial<State>} change @param {...keyof State} names */
@@ -116,19 +116,18 @@ function change(drawn, watch, wanted) {
     drawn.redraw();
     return window.scrollTo({ top: scrollY, behavior: "instant" });
   }
-  const [supposed, otherHead] = [differs(state, wanted, "what"), differs(state, wanted, "head")];
-  if (!supposed && !otherHead && !differs(state, wanted, "query", "key", "feature")) return;
+  const [anew, otherHead] = [differs(state, wanted, "version"), differs(state, wanted, "head")];
+  if (!anew && !otherHead && !differs(state, wanted, "query", "key", "feature")) return;
   const anchor = document.querySelector(".figure:hover") ?? document.activeElement;
   const before = anchor?.getBoundingClientRect().top ?? 0;
   Object.assign(state, wanted);
-  if (supposed || otherHead) story.refresh(supposed);
+  if (anew || otherHead) story.refresh(anew);
   story.chooseKey();
-  if (supposed || otherHead) for (const { outdate } of sections) outdate();
+  if (anew || otherHead) for (const { outdate } of sections) outdate();
   for (const { element, draw, update } of sections) {
     update();
     if (watch.inView.has(element)) draw();
   }
-  updateBand(drawn);
   for (const name of /** @type {const} */ (["head", "query"])) {
     const pick = /** @type {HTMLSelectElement | null} */ (byId(`pick-${name}`));
     if (pick) pick.value = String(state[name]);
@@ -137,10 +136,4 @@ function change(drawn, watch, wanted) {
   const now = moved?.getBoundingClientRect().top ?? before;
   if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // so that the figure under the pointer stays there
   watch.redrawRest(sections);
-}
-
-/** @param {Drawn} drawn */
-function updateBand({ story, band }) {
-  const said = ribbon(story);
-  band.replaceChildren(...(said ? [said] : []));
 }

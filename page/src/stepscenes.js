@@ -126,15 +126,9 @@ export function maskedScenes(s) {
   return beforeAfterScene(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
 }
 
-/** The number of the actual run, where the page shows one for a supposition. @param {Story} s @param {"weights" | "output"} name @param {number} i @param {number} j */
-function inTheRun(s, name, i, j) {
-  const actual = s.actual();
-  return actual && h("span.aside.line", s.t("in the run", { x: fmt(actual[name](i, j), 5) }));
-}
-
 /** The symbol of what goes into the softmax. @param {Story} s */
 export const insideSoftmax = (s) =>
-  (s.hidden ? "M" : logitSteps(s).slice(-1)[0].symbol) + (s.state.what.temperature === 1 ? "" : "/T");
+  (s.hidden ? "M" : logitSteps(s).slice(-1)[0].symbol) + (s.head.rules.temperature === 1 ? "" : "/T");
 
 /** The symbol of what is masked. @param {Story} s */
 export const beforeMask = (s) => logitSteps(s).slice(-1)[0].symbol;
@@ -143,16 +137,12 @@ export const beforeMask = (s) => logitSteps(s).slice(-1)[0].symbol;
 export function weightScenes(s) {
   const { head } = s;
   const before = square(s, insideSoftmax(s), head.masked, { hidden: s.hidden });
-  /** @type {(i: number, j: number) => Child} */
-  const written = (i, j) => [softmaxOf(s, i, j), inTheRun(s, "weights", i, j)];
-  return beforeAfterScene(s, before, weightMatrix(s), "softmax", written, true);
+  return beforeAfterScene(s, before, weightMatrix(s), "softmax", (i, j) => softmaxOf(s, i, j), true);
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
 export const outputScenes = (s) => [
-  productScene(s, weightMatrix(s), [
-    { b: V(s), r: O(s), axes: ["query", "feature"], extra: (i, c) => inTheRun(s, "output", i, c) },
-  ]),
+  productScene(s, weightMatrix(s), [{ b: V(s), r: O(s), axes: ["query", "feature"] }]),
 ];
 
 /** H: the outputs of all heads side by side. @param {Story} s */

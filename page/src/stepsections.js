@@ -17,7 +17,6 @@ import {
   weightScenes,
 } from "./stepscenes.js";
 import { waySection } from "./way.js";
-import { maskControl, scaleControl, temperatureControl } from "./whatif.js";
 
 /** @typedef {Parameters<typeof section>[1]} Options */
 
@@ -74,8 +73,7 @@ function weightSections(s) {
     ["biased", "B"],
   ].filter(([name]) => s.step(name));
   const masking = () => {
-    const asRun = s.state.what.causal === null && s.state.what.window === null && s.step("masked")?.formula;
-    return s.hidden ? [asRun || `M = ${plainly(beforeMask(s))}, -∞ where forbidden`] : [];
+    return s.hidden ? [s.step("masked")?.formula || `M = ${plainly(beforeMask(s))}, -∞ where forbidden`] : [];
   };
   const softmax = () =>
     formulaOf(s, "weights").map((text) =>
@@ -83,23 +81,21 @@ function weightSections(s) {
     );
   return [
     sectionOf(s, "scores", "S", { scenes: () => scoreScenes(s) }),
-    sectionOf(s, "scaled", "S′", {
-      controls: () => scaleControl(s),
-      says: () => (s.state.what.scale ? scaledBy() : s.t("what if scale")),
-      formulas: () => (s.state.what.scale ? formulaOf(s, "scaled") : ["S' = S"]),
-      scenes: () => logitScenes(s, "scaled"),
-    }),
+    sectionOf(s, "scaled", "S′", { says: scaledBy, scenes: () => logitScenes(s, "scaled") }),
     ...changed.map(([name, symbol]) => sectionOf(s, name, symbol, { scenes: () => logitScenes(s, name) })),
     sectionOf(s, "masked", "M", {
-      controls: () => maskControl(s),
       says: () => (s.hidden ? s.words("masked") : s.t("nothing masked")),
       formulas: masking,
       scenes: () => maskedScenes(s),
     }),
     sectionOf(s, "weights", "A", {
-      controls: () => temperatureControl(s),
       title: s.t(s.columns ? "weights columns" : "weights"),
-      says: () => s.words(s.head.rules.sink === -Infinity ? "weights" : "weights with sink"),
+      says: () => {
+        const { over, sink } = s.head.rules;
+        return over === "rows"
+          ? s.words(sink === -Infinity ? "weights" : "weights with sink")
+          : s.t(`over ${over} says`);
+      },
       formulas: softmax,
       scenes: () => weightScenes(s),
     }),

@@ -1,35 +1,13 @@
 // What all steps share: the chosen layer, head, query and key; the head's numbers; the figures' units and names.
 
 import { signed, weighed } from "./colour.js";
-import { asRun, headOf, isAsRun } from "./head.js";
+import { headOf } from "./head.js";
 import { unitsFor } from "./layout.js";
 import { transposed } from "./matrix.js";
 
 /** @param {Place} place @returns {State} */
-export function begin({ chosen: { layer, head, query, key }, what }) {
-  return { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, what };
-}
-
-/** The heads of a layer under what is supposed, computed when they are needed. @param {Page} page @param {any} layer @param {State} state */
-function headsOf(page, layer, state) {
-  /** @type {Map<number, Float64Array>} */
-  const scores = new Map();
-  /** @type {Map<number, StepHead>} */
-  const heads = new Map();
-  const make = (/** @type {number} */ number, /** @type {WhatIf} */ what) => {
-    const chosen = number === state.head;
-    const edited = chosen && Object.keys(what.values).length > 0; // edited numbers belong to the chosen head
-    const supposed = chosen ? what : { ...what, values: {} };
-    const made = headOf(page, layer, state.batch, number, supposed, edited ? undefined : scores.get(number));
-    if (!edited) scores.set(number, made.raw);
-    return made;
-  };
-  const headAt = (/** @type {number} */ number) => {
-    const known = heads.get(number) ?? make(number, state.what);
-    heads.set(number, known);
-    return known;
-  };
-  return { make, headAt, forget: () => heads.clear() };
+export function begin({ chosen: { layer, head, query, key } }) {
+  return { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, version: 0 };
 }
 
 /**
@@ -40,41 +18,42 @@ function headsOf(page, layer, state) {
  */
 export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { header } = page;
-  const layer = header.layers[state.layer];
-  const { make, headAt, forget } = headsOf(page, layer, state);
-  const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
-  const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
   const { tokens, sources } = header;
   const columns = header.convention === "columns";
-  const { dk, dv, n, m } = headAt(state.head);
-  const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
   const sentences = header.words[shell.language()];
-  /** What is computed from the chosen head and from what is supposed. */
+  /** @type {Map<number, StepHead>} */
+  const heads = new Map();
+  /** What is computed from the chosen head of the run. */
   const derived = () => {
+    const layer = header.layers[state.layer];
+    const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
+    const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
+    const headAt = (/** @type {number} */ number) => {
+      const known = heads.get(number) ?? headOf(page, layer, state.batch, number);
+      heads.set(number, known);
+      return known;
+    };
     const head = headAt(state.head);
-    /** @type {StepHead | null} */
-    let actualHead = null;
+    const { dk, dv, n, m } = head;
+    const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
     /** @type {Float64Array | null} */
     let output = null;
     const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
-    return {
-      head,
-      hidden: someOf(n, m, hidden) ? hidden : null,
-      /** The head of the actual run, where the page shows a supposition; else null. */
-      actual: () => (isAsRun(state.what) ? null : (actualHead ??= make(state.head, asRun()))),
-      layerOutput: () => (output ??= outputOf(headAt, n, dv, /** @type {NumberArray} */ (named("w_o")), named("b_o"))),
-    };
+    const layerOutput = () =>
+      (output ??= outputOf(headAt, n, dv, /** @type {NumberArray} */ (named("w_o")), named("b_o")));
+    return { layer, named, headAt, head, sizes, hidden: someOf(n, m, hidden) ? hidden : null, layerOutput };
   };
+  const first = derived();
   const story = {
-    ...{ page, shell, t: shell.t, state, commit, whenSeen, layer, headAt, named, sizes, room, columns },
+    ...{ page, shell, t: shell.t, state, commit, whenSeen, room, columns },
     facts: { ...header.facts },
-    units: unitsFor(room, sizes),
+    units: unitsFor(room, first.sizes),
     queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
     keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
     /** A cell's indices, row first: tokens are rows, or columns by the other convention. @param {number} token @param {number} other */
     indices: (token, other) => (columns ? `${other},${token}` : `${token},${other}`),
     words: (/** @type {string} */ key) => (sentences[key] ?? "").replace("-∞", "−∞"),
-    step: (/** @type {string} */ key) => layer.steps.find((/** @type {any} */ step) => step.name === key),
+    step: (/** @type {string} */ key) => story.layer.steps.find((/** @type {any} */ step) => step.name === key),
     /** @param {string} text */
     translated(text) {
       for (const [from, to] of Object.entries(sentences.formulas ?? {})) text = text.replace(from, String(to));
@@ -82,16 +61,16 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     },
     /** A matrix as it is shown: transposed where tokens are columns. @param {Matrix} m */
     laid: (m) => (columns ? transposed(m) : m),
-    /** Follows a change of the state; `supposed`: what is supposed has changed, so every head is computed again. @param {boolean} supposed */
-    refresh(supposed) {
-      if (supposed) forget();
+    /** Follows a change of the state. @param {boolean} anew      the run is another, so every head is computed again */
+    refresh(anew) {
+      if (anew) heads.clear();
       Object.assign(story, derived());
     },
     /** Where no key is chosen, the one with the largest weight. */
     chooseKey() {
-      if (state.key < 0 || state.key >= m) state.key = strongest(story.head, state.query);
+      if (state.key < 0 || state.key >= story.head.m) state.key = strongest(story.head, state.query);
     },
-    ...derived(),
+    ...first,
   };
   story.chooseKey();
   return story;

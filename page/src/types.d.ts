@@ -48,6 +48,8 @@ interface Page {
   known(name: string): NumberArray | undefined;
   bytesOf(at: number, length: number): Uint8Array;
   keep(name: string, bytes: Uint8Array): NumberArray;
+  put(name: string, shape: number[], data: Numbers): string; // an array of a run in this page; returns its name
+  version: number; // of the run that is shown
 }
 
 interface Rules {
@@ -63,26 +65,18 @@ interface Rules {
   slope: number; // of ALiBi
   sink: number; // −∞ for none
   temperature: number;
-}
-
-interface WhatIf {
-  scale: boolean;
-  temperature: number;
-  causal: boolean | null;
-  window: number | null;
-  cuts: [number, number][]; // query and key; query −1 for all
-  values: Record<string, number>; // numbers of the chosen head by "q row column", likewise k and v
+  over: Change["over"]; // what the softmax makes sum to 1
 }
 
 /** Places in the document; query −1: the last that is no padding, key −1: the one with the query's largest weight. */
 type Chosen = { run: number; layer: number; head: number; query: number; key: number };
-/** The chosen place and what is supposed, shared by all rooms of the page. */
+/** The chosen place, shared by all rooms of the page. */
 interface Place {
   chosen: Chosen;
-  what: WhatIf;
+  live: Live | null; // of a page that holds its model
   follow(room: string, follow: (place: Place) => void): void; // a room follows all changes that it did not make itself
   choose(from: string, change: Partial<Chosen>): void;
-  suppose(from: string, what: WhatIf): void;
+  again(): void; // the run's numbers are others
 }
 type Shell = ReturnType<typeof import("./shell.js").openShell>;
 type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
@@ -122,7 +116,7 @@ type AxisUnits = Record<string, number>; // pixels for one step along each axis
 
 /** What the steps show; `state` is what the reader chose. */
 type Story = ReturnType<typeof import("./story.js").makeStory>;
-type State = Omit<Chosen, "run"> & { batch: number; feature: number; next: number; less: number; what: WhatIf };
+type State = Omit<Chosen, "run"> & { batch: number; feature: number; next: number; less: number; version: number };
 type StepHead = ReturnType<typeof import("./head.js").headOf>;
 type StateAxis = "query" | "key" | "feature"; // the entry of the state that an axis's index is stored in
 type Part = { b: Matrix; r: Matrix; axes: [StateAxis, StateAxis]; bias?: Cell; extra?(i: number, j: number): Child };
@@ -165,13 +159,12 @@ type Frame = ReturnType<typeof import("./long/view.js").frame>;
 
 /** All that the map needs. */
 interface Shown {
-  head: Head; // under what is supposed
+  head: Head; // of its edges the weights, or what they did
   wide: Picture | null; // the finer picture, once it is loaded
   queries: number;
   keys: number;
   queryName(token: number): string;
   keyName(token: number): string;
-  aside: boolean; // the first key is left out
   whole: number; // the end of the colour scale for the whole head
   high: number; // the end of the colour scale
   inView: boolean; // the scale's end is that of the rows in view
@@ -179,7 +172,6 @@ interface Shown {
   cell: { i: number; j: number; pinned: boolean };
   row: Float32Array | null; // weights of the chosen query, by key token
   column: Float32Array | null; // weights on the chosen key, by query token
-  received: ArrayLike<number> | null; // what each key token receives from all queries
   nonfinite: boolean; // NaN or infinity is among the weights
 }
 
@@ -192,7 +184,6 @@ interface Source {
   place: Place;
   shell: Shell;
   head: Head;
-  shownAs(head: Head): void; // the chosen head is shown under a supposition, or as it ran
   pick(at: Address): void;
   again(): Promise<void>; // draws the head again, from the present state
   failed(why: unknown): null;
@@ -200,7 +191,6 @@ interface Source {
 
 /** The elements of that view whose content changes. */
 interface Parts {
-  ribbon: HTMLElement; // says that the weights are not the run's
   box: HTMLElement; // of the map
   canvas: HTMLCanvasElement;
   where: HTMLElement;
@@ -209,28 +199,34 @@ interface Parts {
   table: HTMLDetailsElement;
   lists: HTMLElement;
   text: HTMLElement;
-  decoding: { element: HTMLElement; update(): void } | null; // update: after another query is chosen
 }
 
 /** The view of one head, and what the map, the text and the controls change of it. */
 interface Look extends Source, Shown {
   head: Head;
-  actual: Head; // as it ran
+  actual: Head; // with its weights
   offset: number; // the key position of query 0
   keyTexts: string[] | null;
   pads: Set<number>; // which of them are padding
   parts: Parts;
   jumpTo(query: number, key: number): void;
-  drawSoon(): void;
-  resting: ReturnType<typeof setTimeout> | undefined;
 }
 
 /** One head's numbers for the arithmetic of a weight. */
-type Problem = { n: number; m: number; q: Rows; k: Rows; v: Rows | null; vLost: number; rules: Rules }; // vLost: what v lost by rounding for the page, as a share
+type Problem = {
+  n: number;
+  m: number;
+  q: Rows;
+  k: Rows;
+  v: Rows | null;
+  L: { [i: number]: number };
+  vLost: number;
+  rules: Rules;
+}; // vLost: what v lost by rounding for the page, as a share
 interface Row {
   scores: { [j: number]: number };
   logits: { [j: number]: number };
-  L: number;
+  L: number; // what the chosen weight is divided by
   weights: Numbers;
   seen: number;
 }
@@ -245,4 +241,12 @@ interface Change {
   temperature: number; // of the softmax
   over: "rows" | "columns" | "all"; // what it makes sum to 1
 }
-type Attention = { weights: Float32Array; seen: Uint8Array }; // of one head of the live run, (n, n)
+/** One layer of the live run. */
+interface LayerRun {
+  x: Float32Array; // what the attention reads, (n, d_model)
+  q: Float32Array; // (n, d_model), as k and v are
+  k: Float32Array;
+  v: Float32Array;
+  heads: { weights: Float32Array; seen: Uint8Array; sums: Float32Array }[]; // (n, n) and (n,): log-sum-exps
+}
+type Live = ReturnType<typeof import("./live/room.js").openLive>;

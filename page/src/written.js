@@ -49,12 +49,13 @@ export function softmaxOf({ head, indices, t }, i, j) {
   const seen = [];
   for (let key = 0; key < head.m; key++) if (head.visible(i, key)) seen.push(key);
   const power = (/** @type {number} */ x) => h("span.term", "e", h("sup", fmt(x)));
-  const { sink } = head.rules;
+  const { sink, over } = head.rules;
   const below =
-    seen.length <= MOST && sink === -Infinity
+    seen.length <= MOST && over === "rows" && sink === -Infinity
       ? ["(", seen.map((key, place) => [place ? " + " : "", power(head.masked(i, key))]), ")"]
-      : power(head.logsumexp(i));
+      : power(head.logsumexp(i, j));
   const parts = [name, " = ", power(head.masked(i, j)), " / ", below, " = ", h("b", fmt(head.weights(i, j), 5))];
+  if (over !== "rows") return parts;
   const rank = seen.filter((key) => head.weights(i, key) > head.weights(i, j)).length + 1;
   const sum = seen.reduce((total, key) => total + head.weights(i, key), 0);
   const rest = sink === -Infinity ? "" : t("to the sink", { share: fmt(Math.exp(sink - head.logsumexp(i)), 4) });

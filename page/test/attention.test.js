@@ -15,6 +15,7 @@ const plain = {
   slope: 0,
   sink: -Infinity,
   temperature: 1,
+  over: "rows",
 };
 const rows = (numbers, width) => ({ data: Float64Array.from(numbers), start: 0, width });
 

@@ -1,11 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { range } from "../src/attention.js";
-import { asRun } from "../src/head.js";
-import { alongKeys } from "../src/long/lines.js";
 import { firstPixel, forbidden, pixel } from "../src/long/source.js";
-import { under } from "../src/long/supposing.js";
-import { search } from "../src/long/names.js";
 import { cellAt, follow, frame, settle, showWhole, zoom } from "../src/long/view.js";
 
 const plain = {
@@ -21,18 +17,8 @@ const plain = {
   slope: 0,
   sink: -Infinity,
   temperature: 1,
+  over: "rows",
 };
-
-test("a search finds words over token borders, each place once", () => {
-  assert.deepEqual(search([" the", " un", "believ", "able", " The", "ory"], "the"), [0, 4]);
-  assert.deepEqual(search([" un", "believ", "able"], "NBEL"), [0]);
-  assert.deepEqual(search(["aa", "a"], ""), []);
-  assert.deepEqual(search(["em", "##bed"], "embed"), [0]);
-});
-
-test("a column stands at the places of its queries among the keys", () => {
-  assert.deepEqual([...alongKeys(Float32Array.of(1, 2, 3), 2, 4)], [0, 0, 1, 2]);
-});
 
 test("the view stays inside the matrix, and a zoom keeps its point where it is", () => {
   for (const [n, m, width] of [
@@ -111,36 +97,4 @@ test("a block is forbidden only where no query of it sees any key of it", () => 
             if (forbidden(r, i0, i1, j0, j1)) assert.ok(!seen, JSON.stringify([rules, i0, i1, j0, j1]));
             else if (rules.causal || rules.keys) assert.ok(seen, JSON.stringify([rules, i0, i1, j0, j1]));
           }
-});
-
-test("two temperatures of a head share memory, and each reads its own weights", () => {
-  const [n, m, width] = [5, 7, 3];
-  const rows = (count) => ({
-    data: Float64Array.from({ length: count * width }, () => 2 * Math.random() - 1),
-    start: 0,
-    width,
-  });
-  const rules = { ...plain, causal: true, offset: m - n, window: [3, null] };
-  const [q, k] = [rows(n), rows(m)];
-  const head = { n, m, rules, computing: { q, k, v: null } };
-  const expected = (temperature, i) => {
-    const [first, end] = range(rules, i);
-    const score = (j) => [0, 1, 2].reduce((sum, c) => sum + q.data[i * width + c] * k.data[j * width + c], 0);
-    const powers = Array.from({ length: m }, (_, j) => (j < first || j >= end ? -1 : Math.exp(score(j) / temperature)));
-    const sum = powers.reduce((all, x) => all + Math.max(0, x), 0);
-    return powers.map((x) => (x < 0 ? x : x / sum));
-  };
-  const temperatures = [0.5 + Math.random(), 2 + Math.random()];
-  const heads = temperatures.map((temperature) => under(head, { ...asRun(), temperature }));
-  for (const turn of [0, 1, 0, 0, 1])
-    for (let i = 0; i < n; i++) {
-      const row = new Float32Array(m);
-      heads[turn].computing.rowInto(i, 0, m, row, 0);
-      expected(temperatures[turn], i).forEach((a, j) => assert.ok(Math.abs(a - row[j]) < 1e-6, `${turn} ${i} ${j}`));
-      if (i < n - 1) continue;
-      const received = Array.from({ length: m }, (_, j) =>
-        Array.from({ length: n }, (_, i) => Math.max(0, expected(temperatures[turn], i)[j])).reduce((a, b) => a + b),
-      );
-      received.forEach((a, j) => assert.ok(Math.abs(a - heads[turn].computing.tally.received[j]) < 1e-5));
-    }
 });

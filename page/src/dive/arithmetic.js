@@ -10,7 +10,7 @@ const MOST = 4; // numbers of a value that are shown
 /**
  * A heading and a line for each step.
  * @param {Problem} problem @param {Row} row @param {number} i @param {number} j
- * @param {number | null} bound      how far the weight may be from the run's, as a share of it; null under a supposition
+ * @param {number | null} bound      how far the weight may be from the run's, as a share of it; null where nothing is known
  * @param {Say} t @returns {[string, Child][]}
  */
 export function arithmetic(problem, row, i, j, bound, t) {
@@ -20,7 +20,14 @@ export function arithmetic(problem, row, i, j, bound, t) {
   const lines = logitLines(problem, row, through, i, j, t);
   if (!through.visible) return [...lines, [t("dive mask"), [t("masked cell"), ": ", weightOf, " = 0"]]];
   const sink = rules.sink === -Infinity ? null : [" + e", h("sup", fmt(rules.sink))];
-  const sum = [sym("L", i, "weights"), " = ln(", t("sum over keys", { count: row.seen }), sink, ") = ", bold(row.L)];
+  const sum = [
+    sym("L", i, "weights"),
+    " = ln(",
+    t(`sum over ${rules.over}`, { count: row.seen }),
+    sink,
+    ") = ",
+    bold(row.L),
+  ];
   const weight = row.weights[j];
   const power = `${fmt(row.logits[j], 5)} − ${fmt(row.L, 5).replace("−", "(−")}${row.L < 0 ? ")" : ""}`;
   const value = h("b", bound === null ? fmt(weight, 5) : within(weight, weight * bound));

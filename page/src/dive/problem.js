@@ -1,25 +1,26 @@
 // One head's numbers: its q, k and v, its rules, and one row from score to weight.
 
-import { biased, capped, dot, logit, logsumexp, visible } from "../attention.js";
+import { biased, capped, dot, logit, logsumexp, sumAt, visible } from "../attention.js";
 
 /** @param {Head} head @returns {Problem | null} null where the page has not the head's q and k */
 export const problemOf = ({ computing: c, n, m, rules }) =>
-  c && { n, m, q: c.q, k: c.k, v: c.v, vLost: c.vLost, rules };
+  c && { n, m, q: c.q, k: c.k, v: c.v, L: c.L, vLost: c.vLost, rules };
 
 /** A number of q, k or v. @param {Rows} rows @param {number} row @param {number} col */
 export const cell = (rows, row, col) => rows.data[rows.start + row * rows.width + col];
 
 /**
  * One query with every key. O(keys·d_k).
- * @param {Problem} problem @param {number} i @returns {Row & {logits: Float64Array}}
+ * @param {Problem} problem @param {number} i @param {number} [chosen]      key @returns {Row & {logits: Float64Array}}
  */
-export function rowAt({ q, k, rules, m }, i) {
+export function rowAt({ q, k, L: sums, rules, m }, i, chosen = 0) {
   const scores = Float64Array.from({ length: m }, (_, j) => dot(q, i, k, j));
   const logits = scores.map((score, j) => logit(rules, score, i, j));
-  const L = logsumexp(m, (j) => logits[j], rules.sink);
-  const weights = logits.map((x) => (x === -Infinity ? 0 : Math.exp(x - L)));
+  const own = logsumexp(m, (j) => logits[j], rules.sink);
+  const sumOf = (/** @type {number} */ j) => (rules.over === "rows" ? own : sums[sumAt(rules, i, j)]);
+  const weights = logits.map((x, j) => (x === -Infinity ? 0 : Math.exp(x - sumOf(j))));
   const seen = logits.reduce((sum, x) => sum + Number(x !== -Infinity), 0);
-  return { scores, logits, L, weights, seen };
+  return { scores, logits, L: sumOf(chosen), weights, seen };
 }
 
 /** What each rule makes of a score: its value after scaling, capping and biases. @param {Rules} rules @param {number} score @param {number} i @param {number} j */

@@ -1,7 +1,7 @@
 // Moves the chosen cell and updates all that depends on it: the readout, the lists, the text, the table, the link.
 
+import { toLink } from "../address.js";
 import { write } from "../dom.js";
-import { linkSoon } from "./link.js";
 import { fillLists } from "./lists.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { shadeText } from "./reading.js";
@@ -11,8 +11,8 @@ import { columnOf, rowOf } from "./source.js";
 import { fillTable } from "./table.js";
 import { follow as bringIntoView } from "./view.js";
 
-/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed @param {(look: Look) => void} [draw]      draws the map */
-export async function moved(look, wait, draw = refresh) {
+/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
+export async function moved(look, wait) {
   const { cell, head, parts, state, shell, place } = look;
   const { i, j } = cell;
   const still = stillAt(look);
@@ -24,7 +24,7 @@ export async function moved(look, wait, draw = refresh) {
   const [row, column] = await Promise.all(lines).catch((why) => (look.failed(why), []));
   if (!still()) return;
   Object.assign(look, { row, column });
-  draw(look);
+  refresh(look);
   const words = readout(look, shell.t);
   write(parts.readout, words);
   shell.say(words);
@@ -32,8 +32,9 @@ export async function moved(look, wait, draw = refresh) {
   shadeText(look);
   follow(look, state.query);
   look.dive.show(look);
+  place.live?.edges(look);
   fillTable(look);
-  linkSoon(state);
+  toLink(state, true);
   place.choose("map", { ...state.address, query: state.query, key: state.key });
 }
 

@@ -1,8 +1,7 @@
 // The controls above the map.
 
-import { byId, h, select, tickbox } from "../dom.js";
+import { byId, h, select } from "../dom.js";
 import { hasEffects, SHOWS } from "./effects.js";
-import { toLink } from "./link.js";
 import { nearer } from "./mapbox.js";
 
 /** @param {string} label @param {string} id @param {string[][]} options @param {string} value @param {(value: string) => void} then */
@@ -26,22 +25,7 @@ export function controls(look) {
     zooms,
     hasEffects(head.layer, state.address.head) &&
       choice(t("shows"), "shows", effects, state.shows, (shows) => set(look, { shows })),
-    display(look),
   );
-}
-
-/** The controls that unfold. @param {Look} look */
-function display(look) {
-  const { state } = look;
-  const { t } = look.shell;
-  const aside = tickbox("aside", (on) => set(look, { aside: on }), state.aside);
-  const details = h(
-    "details.display",
-    { open: state.display, ontoggle: () => (state.display = details.open) },
-    h("summary", t("display")),
-    h("div.picks", h("label", aside, ` ${t("first aside")}`), linkButton(look)),
-  );
-  return details;
 }
 
 /** Draws the head again; the control that was used keeps the focus. @param {Look} look @param {Record<string, any>} changes */
@@ -49,15 +33,4 @@ function set(look, changes) {
   const id = document.activeElement?.id;
   Object.assign(look.state, changes);
   look.again().then(() => id && byId(id)?.focus());
-}
-
-/** @param {Look} look */
-function linkButton({ state, shell }) {
-  const copy = async () => {
-    toLink(state);
-    const done = () => void (button.textContent = shell.t("copied"));
-    await navigator.clipboard?.writeText(location.href).then(done, () => {});
-  };
-  const button = h("button", { onclick: copy }, shell.t("link"));
-  return button;
 }

@@ -2,10 +2,12 @@
 // With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j:
 // the row is normalised anew, or of "moved" the edge's weight goes to the first key, or to a learned sink.
 
-import { logit, logsumexp, MASKED } from "../attention.js";
+import { dot, logit, logsumexp, MASKED } from "../attention.js";
 import { largestAt } from "../numbers.js";
-import { COMPUTED, dots, KEPT } from "./supposing.js";
 
+const KEPT = 2 ** 20; // weights: of heads up to this size effects are kept
+/** What a head has not whose numbers are computed here. */
+const COMPUTED = { served: false, small: null, wide: () => Promise.resolve(null) };
 export const SHOWS = ["weights", "contributions", "cuts", "moved"];
 
 /** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} place      the head's place */
@@ -31,22 +33,16 @@ export function showing(head, shows) {
     there[i] = 1;
     out.set(row.subarray(from, to), place);
   };
-  return (made[shows] ??= {
-    ...head,
-    ...COMPUTED,
-    shows,
-    supposition: `${shows} ${head.supposition}`,
-    computing: { ...c, tally: null, bound: () => 0, rowInto },
-  });
+  return (made[shows] ??= { ...head, ...COMPUTED, shows, computing: { ...c, bound: () => 0, rowInto } });
 }
 
 /** One row, MASKED where the key may not be seen. O(keys·(d_k + d_v)). @param {Head} head @param {Shows} shows @param {number} i @param {Float32Array} out */
-function effects({ computing, rules, n, m }, shows, i, out) {
+function effects({ computing, rules, m }, shows, i, out) {
   const { q, k, v, g } = /** @type {any} */ (computing);
-  const [score, term] = [dots(q, n, k, m), dots(g, n, v, m)];
+  const term = (/** @type {number} */ i, /** @type {number} */ j) => dot(g, i, v, j);
   const [x, t] = [new Float64Array(m), new Float64Array(m)];
   for (let j = 0; j < m; j++) {
-    x[j] = logit(rules, score(i, j), i, j);
+    x[j] = logit(rules, dot(q, i, k, j), i, j);
     if (x[j] !== -Infinity) t[j] = term(i, j);
   }
   const best = largestAt(/** @type {any} */ (x));

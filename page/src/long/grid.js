@@ -32,7 +32,7 @@ export function captionOf(page, run, layer, head, { t, language }) {
   if (!looks?.heads[layer][head].length || !tokens) return usual;
   const name = (/** @type {number} */ token) => bare(tokens[token], 14);
   const keys = looks.heads[layer][head].map(([key, weight]) => `${name(key)} ${Math.round(100 * weight)}%`).join(", ");
-  return t("looks", { query: name(looks.query), keys, usual });
+  return t(captions[head] ? "looks" : "looks here", { query: name(looks.query), keys, usual });
 }
 
 /**

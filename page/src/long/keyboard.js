@@ -1,6 +1,6 @@
 // Keyboard shortcuts of the long view.
 
-import { ARROWS, byId } from "../dom.js";
+import { ARROWS } from "../dom.js";
 import { moved, step } from "./cell.js";
 import { nearer } from "./mapbox.js";
 
@@ -28,5 +28,4 @@ export function bindKeys(look) {
       const { run, layer, head } = state.address;
       pick({ run, layer: layer + layers, head: head + heads });
     });
-  shell.key("/", () => (byId("search") ?? byId("pick-query"))?.focus());
 }

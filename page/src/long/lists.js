@@ -1,70 +1,37 @@
 // The strongest weights of the chosen query and of the chosen key.
 
 import { MASKED } from "../attention.js";
-import { h, write } from "../dom.js";
-import { fmt, listOf, percent, withSign } from "../numbers.js";
+import { h, renew } from "../dom.js";
+import { fmt, percent, withSign } from "../numbers.js";
 import { labelOf, placed } from "./names.js";
 
 const MOST = 10;
 const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
 
-/** @typedef {ReturnType<typeof strongest>} List */
-/** @type {WeakMap<HTMLElement, List[]>} */
-const lists = new WeakMap();
-
-/** Both lists; each entry leads to its cell. They stay in place while their numbers change. @param {Look} look @param {(i: number, j: number) => void} jump */
-export function fillLists(look, jump) {
-  const { parts, cell, queryName, keyName, row, column } = look;
-  const { t } = look.shell;
-  const made = lists.get(parts.lists) ?? [
-    strongest("query", (j) => jump(cell.i, j)),
-    strongest("key", (i) => jump(i, cell.j)),
-  ];
-  if (!lists.has(parts.lists)) parts.lists.append(...made.map(({ element }) => element));
-  lists.set(parts.lists, made);
-  const { shows } = look.head;
-  const what = t(`shows ${shows}`);
-  const query = { name: placed(queryName, cell.i, 16), what };
-  const key = { name: placed(keyName, cell.j, 16), what };
-  const titles = shows === "weights" ? ["query looks", "key seen"] : ["query effects", "key effects"];
-  made[0].set(t(titles[0], query), row, keyName, shows);
-  made[1].set(t(titles[1], key), column, queryName, shows);
-}
-
-/** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(token: number) => void} go */
-function strongest(role, go) {
-  const title = h("h3");
-  const entries = listOf(MOST, (rank) => {
-    const parts = [h("span.place"), h("bdi"), h("span.num")];
-    const button = h("button", { onclick: () => go(best[rank]) }, parts);
-    return { button, parts, element: h("li", button) };
-  });
-  const list = h("ol");
-  const element = h("div", title, list);
-  /** @type {number[]} */
-  let best = [];
-  return {
-    element,
-    /** @param {string} words @param {Float32Array | null} values      by token @param {(token: number) => string} name @param {Shows} shows */
-    set(words, values, name, shows) {
-      element.hidden = !values;
-      if (!values) return;
-      element.className = `strongest role-${shows === "weights" ? role : shows}`;
-      write(title, words);
-      best = largest(values);
-      for (const [rank, index] of best.entries()) {
-        const { button, parts } = entries[rank];
-        const [place, label, number] = parts;
-        button.className = values[index] < 0 ? "below" : "";
-        button.style.backgroundSize = `${Math.abs((100 * values[index]) / values[best[0]])}%`;
-        write(place, String(index));
-        write(label, name(index) === String(index) ? "" : labelOf(name, index, 18));
-        write(number, (shows === "weights" ? percent : signed)(values[index]));
-      }
-      if (list.childElementCount !== best.length)
-        list.replaceChildren(...entries.slice(0, best.length).map(({ element }) => element));
-    },
+/** Both lists; each entry leads to its cell. @param {Look} look @param {(i: number, j: number) => void} jump */
+export function fillLists({ parts, cell, queryName, keyName, row, column, shell: { t }, head: { shows } }, jump) {
+  const [plain, what] = [shows === "weights", t(`shows ${shows}`)];
+  const [query, key] = [placed(queryName, cell.i, 16), placed(keyName, cell.j, 16)].map((name) => ({ name, what }));
+  const titles = plain
+    ? [t("query looks", query), t("key seen", key)]
+    : [t("query effects", query), t("key effects", key)];
+  /** The ten largest, as buttons that lead there. @param {string} title @param {string} role @param {Float32Array | null} values @param {(token: number) => string} name @param {(token: number) => void} go */
+  const list = (title, role, values, name, go) => {
+    const best = values ? largest(values) : [];
+    const items = best.map((index) => {
+      const x = /** @type {Float32Array} */ (values)[index];
+      const size = `${Math.abs((100 * x) / /** @type {Float32Array} */ (values)[best[0]])}%`;
+      const label = name(index) === String(index) ? "" : labelOf(name, index, 18);
+      const words = [h("span.place", index), h("bdi", label), h("span.num", (plain ? percent : signed)(x))];
+      const look = { class: x < 0 ? "below" : null, style: { "background-size": size } };
+      return h("li", h("button", { ...look, onclick: () => go(index) }, words));
+    });
+    return h(`div.strongest.role-${plain ? role : shows}`, { hidden: !values }, h("h3", title), h("ol", items));
   };
+  renew(parts.lists, [
+    list(titles[0], "query", row, keyName, (j) => jump(cell.i, j)),
+    list(titles[1], "key", column, queryName, (i) => jump(i, cell.j)),
+  ]);
 }
 
 /** Where the largest by magnitude are, the first of equals first. @param {Float32Array} values */

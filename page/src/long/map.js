@@ -1,8 +1,8 @@
-// The matrix as a map: its weights, names beside them, profiles below and at the right, and the chosen cell.
+// The matrix as a map: its weights, names beside them, and the chosen cell.
 
 import { penOn } from "../canvas.js";
 import { css, rgb } from "../colour.js";
-import { drawNames, drawProfiles } from "./margins.js";
+import { drawNames } from "./margins.js";
 import { filled } from "./view.js";
 import { drawWeights } from "./weights.js";
 
@@ -22,7 +22,6 @@ export function draw(canvas, shown, f) {
   pen.strokeStyle = css(rgb("line"));
   pen.strokeRect(f.left - 0.5, f.top - 0.5, wide + 1, high + 1);
   drawNames(pen, shown, f);
-  drawProfiles(pen, shown, f);
   drawCell(pen, shown, f);
   return how;
 }

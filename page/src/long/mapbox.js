@@ -1,18 +1,23 @@
 // The map in its box, with what is said of it: the scale, the part that is in view, and what a pixel is.
 
+import { toLink } from "../address.js";
 import { h, write } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { shadeOf } from "./coloured.js";
 import { legend } from "./grid.js";
-import { toLink } from "./link.js";
 import { draw } from "./map.js";
 import { endOf, frame, settle, showWhole, zoom } from "./view.js";
 
 /** @param {Look} look */
 export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 
+/** Whether nobody sees an element, since what it is in is folded. @param {Element} element */
+export const isFolded = (element) => Boolean(element.closest("details:not([open])"));
+
 /** Draw the map again. @param {Look} look */
 export function refresh(look) {
+  look.parts.box.dataset.missing = "0";
+  if (isFolded(look.parts.box)) return;
   const { parts, head, queries, keys, view, state } = look;
   const { t } = look.shell;
   const f = frameOf(look);
@@ -20,7 +25,7 @@ export function refresh(look) {
   const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
   state.view = view;
   const shade = shadeOf(look);
-  const hatched = Boolean(head.layer.masked || head.supposition);
+  const hatched = Boolean(head.layer.masked);
   const swatches = [
     hatched && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),

@@ -1,10 +1,8 @@
-// Around the weights: names of queries and keys, and the profiles of the chosen two.
+// Around the weights: names of queries and keys.
 
-import { MASKED } from "../attention.js";
-import { css, rgb, weighed } from "../colour.js";
-import { fmt } from "../numbers.js";
+import { css, rgb } from "../colour.js";
 import { labelOf } from "./names.js";
-import { axesOf, GAP, STRIP } from "./view.js";
+import { axesOf } from "./view.js";
 
 /** @typedef {ReturnType<typeof axesOf>["down"]} Axis */
 
@@ -45,49 +43,4 @@ function eachName({ count, name, start, from, length, chosen, role }, step, room
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
   return [1, 2, 5, 10].map((part) => part * power).find((step) => step >= least) ?? 10 * power;
-}
-
-/** Profiles. Below: the chosen query's weights on the keys in view. On the right: the weights on the chosen key. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
-export function drawProfiles(pen, shown, f) {
-  const { down, across } = axesOf(shown, f);
-  const bottom = f.top + f.high + GAP;
-  const right = f.left + f.side + GAP;
-  pen.fillStyle = css(rgb("soft"));
-  pen.textBaseline = "bottom";
-  pen.textAlign = "right";
-  pen.fillText(fmt(shown.high, 2), f.left - 4, bottom + STRIP); // the profiles end where the colour scale does
-  pen.textAlign = "left";
-  pen.textBaseline = "middle";
-  pen.save();
-  pen.translate(right + STRIP - 4, f.top - 4);
-  pen.rotate(-Math.PI / 2);
-  pen.fillText(fmt(shown.high, 2), 0, 0);
-  pen.restore();
-  const { shows } = shown.head;
-  const roles = shows === "weights" ? ["query", "key", "key"] : [shows, shows, `${shows}-minus`]; // no weight is below 0
-  const [query, key, minus] = roles.map((role) => css(rgb(role)));
-  eachBar(shown, across, shown.row, (position, size, below) => {
-    pen.fillStyle = below ? minus : query;
-    pen.fillRect(position, bottom, 1, size);
-  });
-  eachBar(shown, down, shown.column, (position, size, below) => {
-    pen.fillStyle = below ? minus : key;
-    pen.fillRect(right, position, size, 1);
-  });
-}
-
-/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {(at: number, size: number, below: boolean) => void} draw */
-function eachBar({ view, high, aside, head }, { count, start, from, length, role }, line, draw) {
-  if (!line) return;
-  const shade = weighed(high);
-  const left = aside && role === "key" ? head.first : -1;
-  for (let position = 0; position < length; position++) {
-    const first = Math.floor(start + position * view.step);
-    if (first >= count) break;
-    const last = Math.min(count, Math.max(first + 1, Math.floor(start + (position + 1) * view.step)));
-    let most = 0;
-    for (let at = first; at < last; at++)
-      if (at !== left && line[at] !== MASKED && Math.abs(line[at]) > Math.abs(most)) most = line[at];
-    if (most) draw(from + position, Math.max(1, Math.min(1, shade.shade(Math.abs(most))) * STRIP), most < 0);
-  }
 }

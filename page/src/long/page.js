@@ -1,11 +1,12 @@
 // The long view: every head as a square, one head as a map, and the text. All is drawn from one state.
 
+import { fromLink } from "../address.js";
 import { add, byId, h } from "../dom.js";
 import { diveRoom } from "../dive/dive.js";
 import { choice } from "./controls.js";
 import { grid, headsOf, nameOfHead, PICTURES, showChosen } from "./grid.js";
-import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
+import { isFolded } from "./mapbox.js";
 import { newReading } from "./reading.js";
 import { headAt, lastQuery } from "./source.js";
 import { thumbnails } from "./thumbnails.js";
@@ -14,13 +15,12 @@ export const newState = () => ({
   statistic: PICTURES,
   address: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
   shows: /** @type {Shows} */ ("weights"),
-  aside: false,
-  display: false, // the further controls are open
   query: -1, // tokens; −1: the last that is no padding
   key: -1, // −1: the one with the query's largest weight
   pinned: false,
   quiet: false, // the page's address stays as it is until the reader acts on the map
   view: /** @type {View | null} */ (null),
+  size: "", // of the matrix that the view is of
   reading: newReading(),
 });
 
@@ -29,7 +29,7 @@ const around = (address, size) => (address < 0 ? size - 1 : address >= size ? 0 
 
 /**
  * What the functions of this module share, from one drawing of the page to the next.
- * @typedef {{page: Page, place: Place, state: Source["state"], shell: Shell, answer: Answer, dive: Dive, front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, suppose: () => void}} Room      follow: the map goes to the state's cell; suppose: it is drawn under another supposition
+ * @typedef {{page: Page, place: Place, state: Source["state"], shell: Shell, answer: Answer, dive: Dive, front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, again: () => void}} Room      follow: the map goes to the state's cell; again: it is drawn of another run
  */
 
 let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn
@@ -40,19 +40,27 @@ export function openLong(page, place) {
   const state = newState();
   const { run, layer, head, query, key } = place.chosen;
   Object.assign(state, { address: { run, layer, head }, query, key, quiet: Boolean(steps) });
-  if (page.header.why) state.reading.by = "effect";
-  else if (runs[0].layers[0].statistics.effect) Object.assign(state, { statistic: "effect", shows: "contributions" });
+  if (!page.header.why && runs[0].layers[0].statistics.effect)
+    Object.assign(state, { statistic: "effect", shows: "contributions" });
   fromLink(state, runs);
+  let { version } = page; // that is drawn
   return (/** @type {Shell} */ shell, /** @type {HTMLElement} */ host, /** @type {Answer} */ answer) => {
     const [front, here] = [h("section.front"), h("section.here", { "aria-live": "off" })];
-    const [pictures, dive, still] = [thumbnails(page), diveRoom(shell, place), () => {}];
+    const [pictures, dive, still] = [thumbnails(page), diveRoom(shell), () => {}];
     /** @type {Room} */
-    const room = { page, place, state, shell, answer, dive, front, here, pictures, follow: still, suppose: still };
+    const room = { page, place, state, shell, answer, dive, front, here, pictures, follow: still, again: still };
     const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
     front.hidden = most < 2 && runs.length < 2;
-    add(host, [front, here, dive.element]);
-    let { what } = place;
-    place.follow("map", ({ chosen: { query, key, ...address }, what: now }) => {
+    for (const each of [...host.children]) if (each !== answer.element) each.remove();
+    add(host, [front, here]);
+    if (place.live)
+      front.ondblclick = ({ target }) => /** @type {Element} */ (target).closest(".head") && place.live?.turn();
+    if (version < page.version) Object.assign(state, { query: place.chosen.query, key: place.chosen.key });
+    const { queries, keys } = runs[state.address.run].layers[state.address.layer];
+    if (state.size !== `${queries} ${keys}`) state.view = null;
+    state.size = `${queries} ${keys}`;
+    let drawn = (version = page.version);
+    place.follow("map", ({ chosen: { query, key, ...address } }) => {
       const moves = query !== state.query || key !== state.key;
       Object.assign(state, { query, key });
       if (
@@ -62,10 +70,15 @@ export function openLong(page, place) {
       )
         go(room, address);
       else if (moves) room.follow();
-      if (now !== what) room.suppose();
-      what = now;
+      if (version !== page.version) room.again();
+      version = page.version;
+      if (drawn === version || isFolded(front)) return;
+      drawn = version;
+      redrawFront(room);
+      pictures.again();
     });
     drawFront(room);
+    showChosen(front);
     openHead(room);
   };
 }
@@ -80,6 +93,7 @@ function drawFront(room) {
   const known = (/** @type {string} */ name) =>
     layers.some(({ statistics }) => statistics[name].some((/** @type {any} */ x) => x !== null));
   const statistics = Object.keys(layers[0].statistics).filter(known);
+  const shown = statistics.includes(state.statistic) ? state.statistic : PICTURES;
   const options = statistics.map((name) => [name, t(name)]);
   const pickRun = (/** @type {string} */ run) => pick(room, { ...state.address, run: Number(run) });
   const show = (/** @type {string} */ statistic) => {
@@ -90,13 +104,13 @@ function drawFront(room) {
   const picks = h(
     "div.picks",
     runs.length > 1 && choice(t("run"), "run", runs.map(nameOfRun), String(state.address.run), pickRun),
-    choice(t("colour by"), "statistic", [[PICTURES, t("its weights")], ...options], state.statistic, show),
+    choice(t("colour by"), "statistic", [[PICTURES, t("its weights")], ...options], shown, show),
   );
   const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
     pick(room, { ...state.address, layer, head });
-  const heads = grid(page, state.statistic, state.address, choose, shell, pictures);
+  const heads = grid(page, shown, state.address, choose, shell, pictures);
   front.replaceChildren(h("div.headed", h("h2", t("every head")), picks), heads);
-  showChosen(front);
+  room.place.live?.mark();
 }
 
 /** The reader chooses a head. @param {Room} room @param {Address} address */
@@ -108,20 +122,24 @@ function pick(room, address) {
 
 /** @param {Room} room @param {Address} address */
 function go(room, { run, layer: place, head }) {
-  const { page, state, front } = room;
+  const { page, state } = room;
   const { runs } = page.header;
-  const { what } = room.place;
-  if (Object.keys(what.values).length) room.place.suppose("map", { ...what, values: {} }); // edited numbers belong to their head
   const layers = runs[run].layers;
   const layer = around(place, layers.length);
   const before = runs[state.address.run].layers[state.address.layer];
   state.address = { run, layer, head: around(head, layers[layer].heads.length) };
   if (before.queries !== layers[layer].queries || before.keys !== layers[layer].keys) state.view = null;
-  const focused = document.activeElement?.getAttribute("data-place");
-  drawFront(room);
-  const chosen = /** @type {HTMLElement | null} */ (front.querySelector('[aria-pressed="true"]'));
-  if (focused) chosen?.focus({ preventScroll: true });
+  redrawFront(room);
+  showChosen(room.front);
   openHead(room);
+}
+
+/** The heads again; where one has the focus, the chosen one gets it. @param {Room} room */
+function redrawFront(room) {
+  const focused = room.front.contains(document.activeElement) && document.activeElement?.hasAttribute("data-place");
+  drawFront(room);
+  const chosen = /** @type {HTMLElement | null} */ (room.front.querySelector('[aria-pressed="true"]'));
+  if (focused) chosen?.focus({ preventScroll: true });
 }
 
 /** @param {Room} room */
@@ -147,9 +165,8 @@ async function openHead(room) {
     pick: (/** @type {Address} */ address) => pick(room, address),
     again: () => openHead(room),
     failed,
-    shownAs: pictures.shownAs,
   };
   const source = { answer, dive, page, state, place, shell, head, ...actions };
-  await openLook(source, here, heading, (follow, suppose) => Object.assign(room, { follow, suppose }));
+  await openLook(source, here, heading, (follow, again) => Object.assign(room, { follow, again }));
   pictures.start();
 }

@@ -7,7 +7,7 @@ import { firstPixel, forbidden, pixel } from "./source.js";
 import { filled } from "./view.js";
 
 /** The finest picture. @param {Shown} shown */
-export const pictureOf = ({ head, wide }) => (!head.supposition && wide) || head.small;
+export const pictureOf = ({ head, wide }) => (head.shows === "weights" && wide) || head.small;
 
 /** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
 export function drawPicture(pen, shown, f) {
@@ -38,12 +38,12 @@ const pixelsUnder = (size, start, step, tokens, pixels) =>
     return Math.min(pixels - 1, Math.floor(((token + 0.5) * pixels) / tokens));
   });
 
-/** Reads a pixel. The first key is stored separately; it is added to its pixel again unless it is left out. @param {Shown} shown */
-function readerOf({ head: { m, first }, aside }) {
+/** Reads a pixel. The first key is stored separately; it is added to its pixel again. @param {Shown} shown */
+function readerOf({ head: { m, first } }) {
   return (/** @type {Picture} */ picture, /** @type {number} */ row, /** @type {number} */ col) => {
     const wide = picture.pixels[1];
     const { value } = pixel(picture, row, col);
-    if (aside || col !== Math.floor((first * wide) / m)) return value;
+    if (col !== Math.floor((first * wide) / m)) return value;
     return Math.max(value, firstPixel(picture, row).value);
   };
 }

@@ -32,7 +32,8 @@ export function listen(look) {
     Object.assign(cell, { i: spot.i, j: spot.j, pinned: !(isChosen(spot) && cell.pinned) });
     moved(look);
   });
-  canvas.addEventListener("dblclick", () => nearer(look, 0.25));
+  const { live } = look.place;
+  canvas.addEventListener("dblclick", () => (live ? live.cut() : nearer(look, 0.25)));
   canvas.addEventListener(
     "wheel",
     (event) => {

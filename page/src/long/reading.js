@@ -1,10 +1,9 @@
-// The text: tokens shaded by what they receive, by a query's weights, or by the weights on a key.
+// The text: tokens shaded by what they did for the answer, or by a query's weights.
 
 import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { listOf, spelled } from "../numbers.js";
-import { alongKeys } from "./lines.js";
 import { gapsOf } from "./names.js";
 
 const SHADES = 60; // few, so that most tokens keep theirs from one query to the next
@@ -16,19 +15,10 @@ let inView = whole; // the first of the tokens in view, and their end: places am
 let shadeMore = () => {}; // the tokens that have come into view
 addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
-/** @typedef {{by: "received" | "query" | "key" | "effect", start: number, chosen: number | null, seen: number, word: string, said: string, over: number | null, open: boolean}} Reading      start: of the part on show; chosen: when it was drawn; seen: the token in view; open: its controls; over: the token under the pointer */
+/** @typedef {{start: number, chosen: number | null, seen: number, over: number | null}} Reading      start: of the part on show; chosen: when it was drawn; seen: the token in view; over: the token under the pointer */
 
 /** @returns {Reading} */
-export const newReading = () => ({
-  by: "query",
-  start: 0,
-  chosen: null,
-  seen: 0,
-  word: "",
-  said: "",
-  over: null,
-  open: false,
-});
+export const newReading = () => ({ start: 0, chosen: null, seen: 0, over: null });
 
 /**
  * The part of the text around a token, with buttons for the parts before and after.
@@ -142,37 +132,27 @@ function shown(text) {
   return space + spelled(text.slice(space.length), 60);
 }
 
-/** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {Look} look @param {{token: number, row: Float32Array} | null} [over] */
+/** Colour the tokens on show by what they did for the answer, where that is known, else by the weights of the chosen query, or of one that is pointed at. @param {Look} look @param {{token: number, row: Float32Array} | null} [over] */
 export function shadeText(look, over = null) {
-  const { parts, head, offset, state, aside, received, row, column } = look;
-  const by = over ? "query" : state.reading.by;
+  const { parts, head, offset, state, row } = look;
   const { why } = look.page.header;
-  const caused = by === "effect";
+  const caused = why && !over;
   const cross = head.layer.cross;
-  const values = caused
-    ? why.by_token
-    : by === "received"
-      ? received
-      : by === "query"
-        ? (over?.row ?? row)
-        : column && !cross && alongKeys(column, offset, head.m);
-  shade(parts.text, values, {
+  shade(parts.text, caused ? why.by_token : (over?.row ?? row), {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
-    aside: aside ? head.first : -1,
     shows: caused ? "contributions" : head.shows,
   });
-  if (!over) parts.decoding?.update();
 }
 
 /**
  * @param {HTMLElement} box
  * @param {ArrayLike<number> | null | false} values      of each token
- * @param {{query: number, key: number, aside: number, shows: string}} marks      tokens; aside is left white
+ * @param {{query: number, key: number, shows: string}} marks      tokens
  */
 function shade(box, values, marks) {
   const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
-  const most = sizes.reduce((most, size, index) => (index !== marks.aside && size > most ? size : most), 0);
+  const most = sizes.reduce((most, size) => Math.max(most, size), 0);
   const plain = marks.shows === "weights";
   const scale = plain ? weighed(most) : signed(marks.shows, most, "sqrt");
   const written = listOf(SHADES + 1, (index) => {
@@ -200,7 +180,7 @@ function shade(box, values, marks) {
 
   /** @param {HTMLElement} span @param {number} token */
   function colourToken(span, token) {
-    const value = values && token !== marks.aside ? values[token] : 0;
+    const value = values ? values[token] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade =
       value === MASKED || (plain ? value <= 0 : value === 0)

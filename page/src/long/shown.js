@@ -1,7 +1,6 @@
 // The state of the view of one head, one plain object: the map draws it; the cell, the text and the controls change it.
 
 import { showing } from "./effects.js";
-import { under } from "./supposing.js";
 
 /** Whether this view is still on the page. @param {Look} look */
 export const onPage = ({ parts }) => parts.box.isConnected;
@@ -16,13 +15,9 @@ export function stillAt(look) {
 /** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
 const nameOf = (texts, offset) => (token) => texts?.[token + offset] ?? String(token);
 
-/** The head under what is supposed; of its edges the weights, or what they did. @param {Head} head @param {WhatIf} what @param {Shows} shows */
-export const shownUnder = (head, what, shows) => showing(under(head, what), shows);
-
 /** The view of a head, as the page's state says. @param {Source} source @param {Parts} parts @returns {Look} */
 export function lookAt(source, parts) {
   const { page, state, head } = source;
-  const { what } = source.place;
   const { layer, n, m } = head;
   const run = page.header.runs[state.address.run];
   const queryTexts = layer.text ? run[layer.text] : null;
@@ -31,7 +26,7 @@ export function lookAt(source, parts) {
   return {
     ...source,
     actual: head,
-    head: shownUnder(head, what, state.shows),
+    head: showing(head, state.shows),
     parts,
     offset,
     keyTexts,
@@ -41,7 +36,6 @@ export function lookAt(source, parts) {
     wide: null,
     queryName: nameOf(queryTexts, offset),
     keyName: nameOf(keyTexts, 0),
-    aside: state.aside,
     whole: 1,
     high: 1,
     inView: n * m > 2 ** 20,
@@ -49,10 +43,7 @@ export function lookAt(source, parts) {
     cell: { i: state.query, j: Math.max(0, state.key), pinned: state.pinned },
     row: null,
     column: null,
-    received: head.received,
     nonfinite: false,
     jumpTo: () => {},
-    drawSoon: () => {},
-    resting: undefined,
   };
 }

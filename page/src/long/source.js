@@ -1,8 +1,8 @@
 // Where weights come from: computed here from q, k and L, requested from the viewer's server, or read from a picture.
 
-import { range, rulesOf } from "../attention.js";
+import { range, rowInto, rowLogsumexp, rulesOf } from "../attention.js";
+import { largestAt } from "../numbers.js";
 import { load } from "../packed.js";
-import { computing } from "./supposing.js";
 
 export const LEVELS = 80; // of a pixel
 export const NONFINITE = 255; // a pixel with NaN or infinity in it
@@ -16,7 +16,7 @@ const opened = new Map();
 
 /** @param {Page} page @param {Address} address */
 export function headAt(page, address) {
-  const key = `${address.run} ${address.layer} ${address.head}`;
+  const key = `${page.version} ${address.run} ${address.layer} ${address.head}`;
   const known = opened.get(key);
   if (known) return known;
   const head = openHead(page, address);
@@ -58,8 +58,6 @@ export async function openHead(page, { run, layer: place, head: position }) {
     };
   }
   const small = await picture("", layer.largest, position);
-  const rowAt = served ? position : exactAt;
-  const received = rowAt < 0 ? null : await array("received");
   if (exactAt >= 0) for (const name of RULES) await array(name);
   const rules = rulesOf(page, exactAt >= 0 ? layer : { ...layer, arrays: {} }, 0, Math.max(exactAt, 0));
   const head = {
@@ -73,11 +71,10 @@ export async function openHead(page, { run, layer: place, head: position }) {
     rules,
     small,
     wide: () => (exact && !served ? picture("wide_", layer.wide?.largest, exactAt) : Promise.resolve(null)),
-    received: received && /** @type {Float32Array} */ (received.data).subarray(rowAt * m, (rowAt + 1) * m),
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
-    supposition: "", // what is supposed of it, if anything
+    version: page.version,
     shows: /** @type {Shows} */ ("weights"),
   };
   if (exactAt >= 0 && !served)
@@ -100,7 +97,7 @@ async function computed(page, layer, place, rules) {
   const part = (x, start, wide) => x && { data: x.data, start: start * wide, width: wide };
   const [query, key] = [place * n, layer.key_of[place] * m];
   const rows = { q: part(q, query, width), k: part(k, key, width) };
-  const wide = values?.shape[2] ?? 0;
+  const wide = values?.shape.at(-1) ?? 0;
   const [v, g] = [part(values, key, wide), part(effects, query, wide)];
   const { L, know, rowInto } = computing(rows, rules, n, m, lse?.data.subarray(place * n, (place + 1) * n));
   const lost = (/** @type {string} */ name, /** @type {string} */ original) => {
@@ -116,8 +113,22 @@ async function computed(page, layer, place, rules) {
     /** How far a query's weights may be from the run's, as a share of them. @param {number} i */
     bound: (i) => (know(i), bound(i)),
     rowInto,
-    tally: /** @type {{received: Float32Array, nonfinite: boolean} | null} */ (null), // of the rows that were computed, where they are kept
+    L,
   };
+}
+
+/** Weights by the row. @param {{q: Rows, k: Rows}} rows @param {Rules} rules @param {number} n @param {number} m @param {Numbers} [lse]      the log-sum-exps, where they are known */
+function computing({ q, k }, rules, n, m, lse) {
+  const L = lse ?? new Float64Array(n);
+  const known = new Uint8Array(n).fill(lse ? 1 : 0);
+  const line = new Float64Array(m);
+  const know = (/** @type {number} */ i) => {
+    if (!known[i]) L[i] = rowLogsumexp(q, k, rules, i, line);
+    known[i] = 1;
+  };
+  /** A query's weights on keys from…to. @type {(i: number, from: number, to: number, out: Float32Array, place: number) => void}      place: where in `out` key `from` stands */
+  const into = (i, from, to, out, place) => (know(i), rowInto(q, k, L, rules, i, from, to, out, place));
+  return { L, know, rowInto: into };
 }
 
 /** @type {Record<string, number>} unit roundoff */
@@ -181,6 +192,12 @@ export async function rowOf(head, i) {
   const out = new Float32Array(head.m);
   c.rowInto(i, 0, head.m, out, 0);
   return out;
+}
+
+/** The key with a query's largest weight. @param {Head} head @param {number} query */
+export async function strongestKey(head, query) {
+  const row = await rowOf(head, query);
+  return row ? largestAt(/** @type {any} */ (row)) : 0;
 }
 
 /** All weights on one key. @param {Head} head @param {number} j @returns {Promise<Float32Array | null>} */

@@ -1,10 +1,10 @@
-// Statistics of a whole head: where its colour scale ends, and what each key receives.
+// Of a whole head: where its colour scale ends, and whether a weight is not finite.
 
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { NONFINITE } from "./source.js";
 
-/** @typedef {{whole: number, aside: number, nonfinite: boolean, received: Float32Array | null}} Survey      whole, aside: the end of the colour scale for all weights, and without the first key */
+/** @typedef {{whole: number, nonfinite: boolean}} Survey      whole: the end of the colour scale */
 
 /**
  * Where the scale of colour ends: the 90th percentile of the rows' largest weights, row 0 left out, as images.py has it.
@@ -31,37 +31,30 @@ export function surveyOf(head) {
 }
 
 /** @param {Head} head @param {Picture} p @returns {Survey} */
-function fromPicture({ layer, address, received }, p) {
-  const { whole, aside } = layer.reach;
+function fromPicture({ layer, address }, p) {
   const codes = p.data.subarray(p.start, p.start + p.pixels[0] * p.pixels[1]);
   const nonfinite =
     codes.includes(NONFINITE) || p.first.subarray(p.firstStart, p.firstStart + p.pixels[0]).includes(NONFINITE);
-  return { whole: whole[address.head], aside: aside[address.head], nonfinite, received };
+  return { whole: layer.reach[address.head], nonfinite };
 }
 
 /** @param {Head} head @returns {Promise<Survey>} */
-async function fromWeights(head) {
-  const { computing: c, n, m, first } = head;
-  if (!c) return { whole: 1, aside: 1, nonfinite: false, received: head.received };
-  const received = new Float32Array(m);
-  const line = new Float32Array(m);
-  const [whole, aside] = [new Float32Array(n), new Float32Array(n)];
+async function fromWeights({ computing: c, n, m }) {
+  if (!c) return { whole: 1, nonfinite: false };
+  const [line, peaks] = [new Float32Array(m), new Float32Array(n)];
   let nonfinite = false;
   let since = performance.now();
   for (let i = 0; i < n; i++) {
     c.rowInto(i, 0, m, line, 0);
     for (let j = 0; j < m; j++) {
       if (line[j] === MASKED) continue;
-      received[j] += line[j];
       nonfinite ||= !Number.isFinite(line[j]);
-      const size = Math.abs(line[j]);
-      if (size > whole[i]) whole[i] = size;
-      if (j !== first && size > aside[i]) aside[i] = size;
+      peaks[i] = Math.max(peaks[i], Math.abs(line[j]) || 0);
     }
     if (performance.now() - since > 8) {
       await breathe();
       since = performance.now();
     }
   }
-  return { whole: reachOf([...whole]), aside: reachOf([...aside]), nonfinite, received };
+  return { whole: reachOf([...peaks]), nonfinite };
 }

@@ -2,12 +2,12 @@
 
 import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
-import { fmt, listOf } from "../numbers.js";
+import { windowOf } from "../section.js";
 import { labelOf } from "./names.js";
 import { stillAt } from "./shown.js";
 import { rowOf } from "./source.js";
 
-const SIZE = 9;
+const NEAR = 12; // rows before and after the chosen one: as many as the table may have
 
 /** Fill the table if it is open. @param {Look} look */
 export async function fillTable(look) {
@@ -15,38 +15,14 @@ export async function fillTable(look) {
   const { head, queries, keys, queryName, keyName, cell } = look;
   const [{ table }, { t }] = [look.parts, look.shell];
   if (!table.open || !head.exact) return;
-  const [rows, cols] = [around(cell.i, queries), around(cell.j, keys)];
-  const lines = await Promise.all(rows.map((i) => rowOf(head, i)));
+  const first = Math.max(0, cell.i - NEAR);
+  const count = Math.min(queries, cell.i + NEAR) - first;
+  const lines = await Promise.all(Array.from({ length: count }, (_, i) => rowOf(head, first + i)));
   if (!still()) return;
-  const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : fmt(value, 3));
-  const made = h(
-    "table",
-    h("caption", t("where", { i0: rows[0], i1: rows.at(-1), n: queries, j0: cols[0], j1: cols.at(-1), m: keys })),
-    h(
-      "thead",
-      h(
-        "tr",
-        h("td"),
-        cols.map((j) => h("th", { scope: "col" }, `${j} ${labelOf(keyName, j, 12)}`)),
-      ),
-    ),
-    h(
-      "tbody",
-      rows.map((i, index) => {
-        const line = lines[index];
-        return h(
-          "tr",
-          h("th", { scope: "row" }, `${i} ${labelOf(queryName, i, 12)}`),
-          cols.map((j) => h("td", said(line ? line[j] : NaN))),
-        );
-      }),
-    ),
-  );
+  const value = (/** @type {number} */ i, /** @type {number} */ j) => lines[i - first]?.[j] ?? NaN;
+  const [rowName, colName] = [queryName, keyName].map((name) => (/** @type {number} */ i) => labelOf(name, i, 12));
+  const hidden = (/** @type {number} */ i, /** @type {number} */ j) => value(i, j) === MASKED;
+  const shown = { symbol: "A", rows: queries, cols: keys, value, hidden, rowName, colName };
+  const made = windowOf(t, shown, { row: cell.i, col: cell.j });
   table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
-}
-
-/** As many places around one as fit. @param {number} index @param {number} count */
-function around(index, count) {
-  const first = Math.max(0, Math.min(index - 4, count - SIZE));
-  return listOf(Math.min(SIZE, count), (place) => first + place);
 }

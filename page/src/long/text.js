@@ -1,9 +1,8 @@
-// The text beside the map, with its controls and its search.
+// The text beside the map.
 
-import { add, byId, h, scrollWithin } from "../dom.js";
+import { add, h, scrollWithin } from "../dom.js";
 import { follow, jump } from "./cell.js";
-import { choice } from "./controls.js";
-import { search } from "./names.js";
+import { forgetPlaces } from "./arcs.js";
 import { spelled } from "../numbers.js";
 import { passage, shadeText } from "./reading.js";
 import { rowOf } from "./source.js";
@@ -14,7 +13,6 @@ export function drawText(look) {
   const [{ text }, { t }, { reading }, { why }] = [look.parts, look.shell, state, page.header];
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
-  const modes = [...(why ? ["effect"] : []), "received", "query", "key"].map((name) => [name, t(`by ${name}`)]);
   const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
   const [made, turns] = [page.header.facts?.generated ?? 0, why?.turns ?? []];
   if (reading.chosen !== chosen) {
@@ -38,31 +36,22 @@ export function drawText(look) {
       turns,
       answer.template,
     ),
-    look.parts.decoding?.element,
-    h(
-      "div.picks",
-      h("span.note", answer.legend || t(head.layer.cross ? "lens cross" : "lens")),
-      searchField(look, again),
-      h(
-        "details.display",
-        { open: state.reading.open, ontoggle: (/** @type {any} */ { target }) => (reading.open = target.open) },
-        h("summary", t("display")),
-        h(
-          "div.picks",
-          choice(t("text shaded"), "by", modes, reading.by, (value) => {
-            reading.by = /** @type {any} */ (value);
-            shadeText(look);
-          }),
-        ),
-      ),
-    ),
+    h("div.picks", h("span.note", answer.legend || t(head.layer.cross ? "lens cross" : "lens"))),
   ]);
   text.classList.toggle("short", keyTexts.length <= 60);
   const box = /** @type {HTMLElement} */ (text.querySelector(".passage"));
+  const { live } = look.place;
+  if (live) box.ondblclick = () => (getSelection()?.empty(), live.strike());
   if (why) box.dataset.answer = spelled(why.answer, 60);
   if (why?.sink) box.dataset.sink = "";
-  answer.drawn();
-  new ResizeObserver(() => scrollWithin(box, spanOf(look, reading.seen))).observe(box); // lines move with its width
+  live?.mark();
+  const moved = () => {
+    scrollWithin(box, spanOf(look, reading.seen)); // lines move with its width
+    forgetPlaces(box);
+    answer.drawn();
+    live?.edges(look);
+  };
+  new ResizeObserver(moved).observe(box);
 }
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
@@ -70,7 +59,7 @@ async function pointAt(look, token) {
   const { head, offset, reading } = { ...look, ...look.state };
   if (reading.over === token) return;
   reading.over = token;
-  if (reading.by === "effect") return look.answer.point(token);
+  if (look.page.header.why) return look.answer.point(token);
   const query = token === null || head.layer.cross ? -1 : token - offset;
   if (query < 0 || query >= head.n) {
     shadeText(look);
@@ -80,51 +69,6 @@ async function pointAt(look, token) {
   if (reading.over !== token || !row) return;
   shadeText(look, { token: /** @type {number} */ (token), row });
   follow(look, query);
-}
-
-/** @param {Look} look @param {() => void} again */
-function searchField(look, again) {
-  const { reading } = look.state;
-  const label = look.shell.t("search");
-  const count = h("small", { role: "status" }, reading.said);
-  const field = /** @type {HTMLInputElement} */ (
-    h("input", {
-      type: "search",
-      id: "search",
-      placeholder: `${label}  /`,
-      "aria-label": label,
-      value: reading.word,
-      onkeydown: (/** @type {KeyboardEvent} */ event) => {
-        if (event.key === "Escape") field.blur();
-        if (event.key !== "Enter") return;
-        const token = find(look, field.value, event.shiftKey);
-        count.textContent = reading.said;
-        if (token === undefined) return;
-        again();
-        byId("search")?.focus();
-        spanOf(look, token)?.scrollIntoView({ block: "nearest" });
-      },
-    })
-  );
-  return h("span", field, count);
-}
-
-/** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
-function find(look, word, back) {
-  const { keyTexts, offset, cell } = look;
-  const [{ reading }, { t }] = [look.state, look.shell];
-  const places = search(/** @type {string[]} */ (keyTexts), word);
-  const ahead = (/** @type {number} */ token) => (picksQuery(look) ? token - offset - cell.i : token - cell.j);
-  const next = back
-    ? (places.findLast((token) => ahead(token) < 0) ?? places.at(-1))
-    : (places.find((token) => ahead(token) > 0) ?? places[0]);
-  reading.word = word;
-  reading.said =
-    next === undefined ? t("not found") : t("found", { place: places.indexOf(next) + 1, of: places.length });
-  if (next === undefined) return;
-  choose(look, next);
-  reading.chosen = -1; // the text is drawn around it
-  return next;
 }
 
 /** @param {Look} look @param {number} token */

@@ -5,7 +5,8 @@ import { MASKED } from "../attention.js";
 import { colour, fill, penOf, pixelOf } from "../canvas.js";
 import { rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
-import { firstPixel, headAt, openHead, pixel, rowOf } from "./source.js";
+import { firstPixel, openHead, pixel, rowOf } from "./source.js";
+import { surveyOf } from "./survey.js";
 
 const SIDE = 64;
 const MARGIN = 3; // around a picture of SIDE: long.css has the same
@@ -20,20 +21,14 @@ export function thumbnails(page) {
   /** @type {Address[]} */
   const waiting = [];
   let [ready, painting] = [false, false];
-  /** @type {Head | null} the head that is shown under a supposition */
-  let supposed = null;
-  const repaint = (/** @type {Head} */ head) => {
-    const strip = stripOf(head.address);
-    if (strip && ready) paint(strip, head).catch(() => null);
-  };
   async function work() {
     if (!ready || painting) return;
     painting = true;
     for (let next = waiting.shift(); next; next = waiting.shift()) {
       const strip = /** @type {HTMLCanvasElement} */ (stripOf(next));
       const head = await openHead(page, next).catch(() => null);
-      if (head) await paint(strip, supposed && sameKey(supposed, head) ? supposed : head).catch(() => null);
-      strip.dataset.missing = String(Number(strip.dataset.missing) - 1);
+      if (head) await paint(strip, head).catch(() => null);
+      strip.dataset.missing = String(waiting.filter((other) => stripOf(other) === strip).length);
       await breathe();
     }
     painting = false;
@@ -56,12 +51,16 @@ export function thumbnails(page) {
       work();
       return strip;
     },
-    /** @param {Head} head      the chosen one, under a supposition or as it ran */
-    shownAs(head) {
-      const before = supposed;
-      supposed = head.supposition ? head : null;
-      if (before && !sameKey(before, head)) headAt(page, before.address).then(repaint, () => null);
-      if (supposed || before) repaint(head);
+    /** The numbers of the run are others: all are painted again. */
+    again() {
+      waiting.length = 0;
+      for (const [place, strip] of strips) {
+        const [run, layer] = place.split(" ").map(Number);
+        const { length } = page.header.runs[run].layers[layer].heads;
+        for (let head = 0; head < length; head++) waiting.push({ run, layer, head });
+        strip.dataset.missing = String(length);
+      }
+      work();
     },
     /** The map is drawn, so there is time for the others. */
     start() {
@@ -71,17 +70,11 @@ export function thumbnails(page) {
   };
 }
 
-/** @param {Head} a @param {Head} b */
-const sameKey = (a, b) => keyOf(a.address) === keyOf(b.address);
-
-/** @param {Address} address */
-const keyOf = (address) => Object.values(address).join(" ");
-
 /** @param {HTMLCanvasElement} strip @param {Head} head */
 async function paint(strip, head) {
   const { rows, cols, values } = head.small ? stored(head, head.small) : await sampled(head);
   const { layer, address } = head;
-  const shade = weighed(layer.reach.whole[address.head]);
+  const shade = weighed(layer.reach?.[address.head] ?? (await surveyOf(head)).whole);
   fill(cols, rows, (pixels) => colour(pixels, values, shade, pixelOf(rgb("hatch-ground"))), sheet);
   const cell = (SIDE + 2 * MARGIN) / SIDE; // beside a picture of 1
   const count = layer.heads.length;

@@ -3,7 +3,6 @@
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { ask } from "./source.js";
-import { KEPT as KEPT_WEIGHTS } from "./supposing.js";
 
 /** @typedef {{head: Head, level: number, row: number, col: number}} Wanted      a pixel covers 2^level × 2^level weights */
 
@@ -28,8 +27,8 @@ export function whenReady(then, otherwise) {
 /** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
 export function tileOf(w) {
   const { head, level, row, col } = w;
-  const live = head.supposition && head.n * head.m <= KEPT_WEIGHTS; // computed at once: it changes with every frame
-  const key = `${Object.values(head.address)} ${live ? "if" : head.supposition} ${level} ${row} ${col}`;
+  const live = head.version > 0; // computed at once: it changes with every frame
+  const key = `${Object.values(head.address)} ${live} ${head.shows} ${level} ${row} ${col}`;
   const kept = done.get(key);
   if (kept && (!live || kept.head === head)) {
     keep(key, head, kept.tile); // the latest used is the last to go

@@ -1,16 +1,14 @@
 // Which part of the matrix is in view, and its position on the canvas.
 
 const NEAREST = 1 / 48; // units for a pixel: cells of 48 pixels
-export const STRIP = 44; // a profile's height
-export const GAP = 6;
 
 /** How the map's canvas is divided. @param {number} width @param {Shown} shown */
 export function frame(width, { queries, keys }) {
   const [left, top] = width < 520 ? [54, 56] : [88, 76];
-  const side = Math.max(120, Math.min(860, width - left - STRIP - GAP, keys / NEAREST));
+  const side = Math.max(120, Math.min(860, width - left - 2, keys / NEAREST));
   const ratio = Math.min(1, Math.max(0.12, queries / keys));
   const high = Math.max(96, Math.round(side * ratio));
-  return { left, top, side, high, width: left + side + GAP + STRIP, height: top + high + GAP + STRIP };
+  return { left, top, side, high, width: left + side + 2, height: top + high + 2 };
 }
 
 /** Both axes of the map in one form: queries downwards, keys across. @param {Shown} shown @param {Frame} f */

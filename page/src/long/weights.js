@@ -35,7 +35,7 @@ export function drawWeights(pen, shown, f) {
   const tiles = tilesInView(shown, f, level);
   const there = tiles.filter((tile) => tile.weights);
   const missing = tiles.length - there.length;
-  if (shown.inView && !missing) shown.high = reachOf(there.length ? peaksOf(there, shown, level) : []);
+  if (shown.inView && !missing) shown.high = reachOf(there.length ? peaksOf(there, level) : []);
   if (missing) drawPicture(pen, shown, f);
   for (const tile of there) drawTile(pen, shown, f, tile, level, missing ? hatch : null);
   return { rows: 2 ** level, cols: 2 ** level, stretched: false, missing };
@@ -55,16 +55,15 @@ function tilesInView(shown, f, level) {
   return tiles;
 }
 
-/** The largest weight of each row of pixels in these tiles, without the first key's column if that is left out. @param {Tile[]} tiles @param {Shown} shown @param {number} level */
-function peaksOf(tiles, { aside, head }, level) {
+/** The largest weight of each row of pixels in these tiles. @param {Tile[]} tiles @param {number} level */
+function peaksOf(tiles, level) {
   /** @type {Map<number, number>} */
   const peaks = new Map([[0, 0]]); // row 0 is left out, in view or not
   const step = 2 ** level;
-  for (const { weights, top, left } of tiles) {
-    const first = aside ? Math.floor((head.first - left) / step) : -1;
+  for (const { weights, top } of tiles) {
     if (weights)
       for (let index = 0; index < weights.length; index++) {
-        const value = index % SIDE === first || weights[index] === MASKED ? 0 : Math.abs(weights[index]);
+        const value = weights[index] === MASKED ? 0 : Math.abs(weights[index]);
         const row = top / step + Math.floor(index / SIDE);
         if (value > (peaks.get(row) ?? 0)) peaks.set(row, value);
       }
@@ -80,6 +79,6 @@ function drawTile(pen, shown, f, { top, left, weights }, level, under) {
   const [x, y] = [(left - view.x) / view.step, (top - view.y) / view.step];
   if (under) pen.fillStyle = under;
   if (under) pen.fillRect(x, y, size, size);
-  pen.drawImage(colouredTile(weights, shown, left, level), x, y, size, size);
+  pen.drawImage(colouredTile(weights, shown), x, y, size, size);
   if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, top, left);
 }

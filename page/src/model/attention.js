@@ -12,9 +12,8 @@ export const unchanged = () => ({
   over: "rows",
 });
 
-/** What scores are multiplied by. @param {Change} change @param {number} width      d_k */
-const factor = ({ scale, temperature }, width) =>
-  (scale === "none" ? 1 : scale === "d_k" ? 1 / width : 1 / Math.sqrt(width)) / temperature;
+/** The scale: what scores are multiplied by. @param {Change} change @param {number} width      d_k */
+export const factor = ({ scale }, width) => (scale === "none" ? 1 : scale === "d_k" ? 1 / width : 1 / Math.sqrt(width));
 
 /**
  * Whether each query may see each key, (n, n): the mask, hidden words, which no other token sees (in place of
@@ -30,23 +29,26 @@ export function visible(change, layer, head, n) {
   return seen;
 }
 
-/** Softmax over some of the places; where nothing is seen there, zeros. @param {Float32Array} x @param {Uint8Array} seen @param {number} start @param {number} step @param {number} count */
+/** Softmax over some of the places, and its log-sum-exp; where nothing is seen there, zeros. @param {Float32Array} x @param {Uint8Array} seen @param {number} start @param {number} step @param {number} count */
 function softmax(x, seen, start, step, count) {
   const end = start + step * count;
   let [most, sum] = [-Infinity, 0];
   for (let at = start; at < end; at += step) if (seen[at] && x[at] > most) most = x[at];
   for (let at = start; at < end; at += step) sum += x[at] = seen[at] ? Math.exp(x[at] - most) : 0;
   for (let at = start; at < end; at += step) x[at] = sum ? x[at] / sum : 0;
+  return most + Math.log(sum);
 }
 
 /**
- * One head's weights, (n, n), and its output, which it writes.
+ * One head's weights, (n, n), the log-sum-exp of each query, or of each key where the softmax runs over columns, and its
+ * output, which it writes.
  * @param {Change} change @param {Uint8Array} seen @param {Record<"q" | "k" | "v", Float32Array>} x      (n, width) each
  * @param {{n: number, width: number, first: number, size: number}} at      the head's first column, and how many it has
  * @param {Float32Array} output      (n, width)
  */
 export function attend(change, seen, { q, k, v }, { n, width, first, size }, output) {
-  const [weights, times] = [new Float32Array(n * n), factor(change, size)];
+  const [weights, times] = [new Float32Array(n * n), factor(change, size) / change.temperature];
+  const sums = new Float32Array(n);
   for (let i = 0; i < n; i++)
     for (let j = 0; j < n; j++) {
       if (!seen[i * n + j]) continue;
@@ -54,9 +56,9 @@ export function attend(change, seen, { q, k, v }, { n, width, first, size }, out
       for (let c = first; c < first + size; c++) sum += q[i * width + c] * k[j * width + c];
       weights[i * n + j] = sum * times;
     }
-  if (change.over === "all") softmax(weights, seen, 0, 1, n * n);
-  else if (change.over === "columns") for (let j = 0; j < n; j++) softmax(weights, seen, j, n, n);
-  else for (let i = 0; i < n; i++) softmax(weights, seen, i * n, 1, n);
+  if (change.over === "all") sums.fill(softmax(weights, seen, 0, 1, n * n));
+  else if (change.over === "columns") for (let j = 0; j < n; j++) sums[j] = softmax(weights, seen, j, n, n);
+  else for (let i = 0; i < n; i++) sums[i] = softmax(weights, seen, i * n, 1, n);
   const row = new Float64Array(size);
   for (let i = 0; i < n; i++) {
     row.fill(0);
@@ -66,5 +68,5 @@ export function attend(change, seen, { q, k, v }, { n, width, first, size }, out
     }
     output.set(row, i * width + first);
   }
-  return weights;
+  return { weights, sums };
 }

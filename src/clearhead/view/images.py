@@ -105,22 +105,20 @@ def _names(letter: str, names: Sequence[str] | None, size: int) -> list[str]:
 def pictures(matrix: AttentionMatrix, side: int) -> dict[str, Array]:
     """The largest weight of each pixel of one layer, in at most side × side pixels.
 
-    Returns most (heads, rows, columns), without the first key; first_most (heads, rows), of that key alone; received
-    (heads, keys), what each key receives. O(queries·keys·d_k) per head.
+    Returns most (heads, rows, columns), without the first key; first_most (heads, rows), of that key alone.
+    O(queries·keys·d_k) per head.
     """
     problem = matrix.call.problem
     n, m, first = problem.queries, problem.keys, first_key(matrix, 0)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
     most, alone = [], []
-    received = np.zeros((problem.heads, m))
     for start, stop in pairwise(rows):
-        seen = matrix.observe(peak=True, received=True, queries=slice(int(start), int(stop)))
-        peak, mass = (as_host_array(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
-        received += mass
+        seen = matrix.observe(peak=True, queries=slice(int(start), int(stop)))
+        peak = as_host_array(seen.peak, "weights")[0][0].astype(np.float64)
         alone.append(peak[:, first].copy())
         peak[:, first] = 0.0
         most.append(np.maximum.reduceat(peak, cols[:-1], 1))
-    return {"most": np.stack(most, 1), "first_most": np.stack(alone, 1), "received": received}
+    return {"most": np.stack(most, 1), "first_most": np.stack(alone, 1)}
 
 
 def axes() -> Any:

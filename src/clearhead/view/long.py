@@ -221,7 +221,7 @@ def _layer(
     matrix, problem = layer.matrix, layer.matrix.call.problem
     large = problem.queries * problem.keys > COMPUTED**2
     v = None if layer.g is None else layer.v
-    seen = matrix.observe(v, entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
+    seen = matrix.observe(v, entropy=True, distance=True, logsumexp=True, top=1)
     first = first_key(matrix, 0)
     entry: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
     arrays = dict(numbers)
@@ -229,9 +229,6 @@ def _layer(
     if large or len(exact) < problem.heads or served:
         small = pictures(matrix, sides[0])
         entry |= _put(arrays, small, "")
-        with_rows = list(range(problem.heads)) if served else exact
-        if with_rows:
-            arrays["received"] = small["received"][with_rows].astype(np.float32)
     if numbers:
         keys = sorted({problem.kv_head_of(head) for head in exact})
         entry["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
@@ -242,7 +239,7 @@ def _layer(
             entry["wide"] = _put(arrays, drawn, "wide_")
     return {
         **entry,
-        **_numbers(layer, seen, first),
+        **_numbers(layer, seen),
         "name": layer.name,
         "heads": list(layer.heads),
         "cross": layer.cross,
@@ -259,7 +256,7 @@ def _layer(
     }, arrays
 
 
-def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]:
+def _numbers(layer: ShownLayer, seen: Observation) -> dict[str, Any]:
     """The statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
@@ -269,12 +266,9 @@ def _numbers(layer: ShownLayer, seen: Observation, first: int) -> dict[str, Any]
             (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
         )
     assert seen.top is not None
-    weights, keys = (as_host_array(x, "weights")[0][0] for x in seen.top)
-    strongest = weights[..., 0]
-    others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
-    ends = {"whole": strongest, "aside": np.where(keys[..., 0] == first, others, strongest)}  # without the first key
+    strongest = as_host_array(seen.top[0], "weights")[0][0][..., 0]
     return {
-        "reach": {name: rounded(map(reach, peaks), 6) for name, peaks in ends.items()},  # where colour scales end
+        "reach": rounded(map(reach, strongest), 6),  # where colour scales end
         "statistics": {n: [rounded(x, 4) if isfinite(x) else None for x in each] for n, each in numbers.items()},
         "captions": [caption and caption.said for caption in each],
         "kinds": [caption and caption.kind for caption in each],

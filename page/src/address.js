@@ -1,0 +1,113 @@
+// What is shown, in the page's address, so that a link leads back to it: the place on the map, the text that the page's
+// own model runs and what is changed, the step.
+
+import { SHOWS } from "./long/effects.js";
+import { PICTURES } from "./long/grid.js";
+import { unchanged } from "./model/attention.js";
+
+/** The parts of the address now. */
+export const parts = () => new URLSearchParams(location.hash.slice(1));
+
+/** @type {Record<string, string | null>} */
+let waiting = {};
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let later;
+addEventListener("hashchange", () => (waiting = {})); // the reader went elsewhere
+
+/** Soon: many moves of the pointer are one change of the address, and none waits for it. @param {Record<string, string | null>} more */
+function writeSoon(more) {
+  Object.assign(waiting, more);
+  clearTimeout(later);
+  later = setTimeout(write, 150);
+}
+
+/** Writes parts of the address and leaves the others; null takes one away. @param {Record<string, string | null>} [more] */
+function write(more = {}) {
+  const now = parts();
+  Object.assign(more, { ...waiting, ...more });
+  waiting = {};
+  for (const [name, value] of Object.entries(more)) {
+    if (value === null) now.delete(name);
+    else now.set(name, value);
+  }
+  const link = `#${now}`.replace(/=(?=&|$)/g, "");
+  try {
+    if (link !== location.hash) history.replaceState(null, "", link);
+  } catch {
+    // a frame without an address has no links
+  }
+}
+
+/** @param {any} state @param {boolean} [soon] */
+export function toLink(state, soon = false) {
+  if (state.quiet) return;
+  const { address, query, key, view, statistic, shows } = state;
+  (soon ? writeSoon : write)({
+    ["at"]: `${address.run}.${address.layer}.${address.head}`,
+    ["cell"]: `${query}.${key}`,
+    ["by"]: statistic,
+    ["show"]: shows,
+    ["view"]: view && [view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_"),
+  });
+}
+
+/** @param {string} name @param {string} by */
+const numbers = (name, by) => (parts().get(name) ?? "").split(by).map(Number);
+
+/** The query and the key that the address names. */
+export const cellHere = () => numbers("cell", ".");
+
+/** @param {any} state @param {any[]} runs */
+export function fromLink(state, runs) {
+  const now = parts();
+  const [run, layer, head] = numbers("at", ".");
+  if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
+  state.address = { run, layer, head };
+  const [query, key] = cellHere();
+  const layerShown = runs[run].layers[layer];
+  if (query >= 0 && query < layerShown.queries && key >= 0 && key < layerShown.keys)
+    Object.assign(state, { query, key, pinned: true });
+  const [y, x, step] = numbers("view", "_");
+  if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
+  const shows = now.get("show") ?? "";
+  if (layerShown.statistics.effect && SHOWS.includes(shows)) state.shows = shows;
+  if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, now.get("by") ?? "")) state.statistic = now.get("by");
+}
+
+/** Is the run as the model is trained to be run? @param {Change} change */
+export const isUnchanged = (change) => JSON.stringify(change) === JSON.stringify(unchanged());
+
+/** @param {string | null} text      null: that of the page @param {Change} change */
+export function toAddress(text, change) {
+  const usual = /** @type {Record<string, any>} */ (unchanged());
+  const said = Object.entries(change).map(([name, value]) => {
+    const places = [value].flat().map((each) => [each].flat().join("."));
+    return [name, JSON.stringify(value) === JSON.stringify(usual[name]) ? null : places.join("_")];
+  });
+  writeSoon({ ["try"]: text, ...Object.fromEntries(said) });
+}
+
+/** The text and the change that the address says, else those of the page. @param {string} text @returns {{text: string, change: Change}} */
+export function fromAddress(text) {
+  const [now, change] = [parts(), unchanged()];
+  const places = (/** @type {string} */ name, /** @type {number} */ count) =>
+    (now.get(name)?.match(/[^_]+/g) ?? [])
+      .map((place) => place.split(".").map(Number))
+      .filter((place) => place.length === count && place.every((each) => each >= 0));
+  change.hidden = places("hidden", 1).flat();
+  change.cuts = /** @type {Change["cuts"]} */ (places("cuts", 4));
+  change.off = /** @type {Change["off"]} */ (places("off", 2));
+  const [scale, over] = [now.get("scale"), now.get("over")];
+  if (scale === "none" || scale === "d_k") change.scale = scale;
+  if (over === "columns" || over === "all") change.over = over;
+  change.causal = now.get("causal") !== "false";
+  const warm = Number(now.get("temperature") ?? 1);
+  if (warm > 0 && warm < 1000) change.temperature = warm;
+  return { text: now.get("try") ?? text, change };
+}
+
+/** The step that the address names. */
+export const stepHere = () => [...parts().keys()].find((name) => name.startsWith("step-"))?.replace("step-", "");
+
+/** @param {string} step */
+export const toStep = (step) => write({ [`step-${stepHere()}`]: null, [`step-${step}`]: "" });
