@@ -9,11 +9,14 @@ import pytest
 import clearhead as ch
 from browser import axe, number, opened, until
 from clearhead.explaining.steps import steps_of_text
+from clearhead.explaining.why_page import numbers_of
 from clearhead.models import model as gpt2
 from clearhead.models.protocol import Variant
+from clearhead.spelling import spelled
 from clearhead.view.page import encoded
 from dense_gpt2 import WORDS, softmax
 from seeds import fresh
+from test_why_page import squares
 
 ODD = (
     "don't",
@@ -201,6 +204,29 @@ def test_gestures_keys_and_the_way_back(running, model, explained):
         assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"
         page.locator("#language").click()
         assert page.locator("#try-text").input_value() == "humpty dumpty sat on a wall"
+
+
+def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model):
+    text = str(fresh().choice(["humpty dumpty sat on", "jack and jill went up the", "mary had a"]))
+    seen = ch.explain(text, model)
+    with opened(running, ch.explain("the cow jumped", model).to_html(), wait=".try") as page:
+        until(page, READY)
+        page.locator("#try-text").fill(text)
+        until(page, f"document.querySelector('.passage')?.dataset.answer === {spelled(seen.answer)!r}")
+        changes = seen.estimate.heads_run.ravel()
+        np.testing.assert_allclose([x for _, x in squares(page)], changes, rtol=0.02, atol=0.02)
+        page.locator(".fold > summary").first.click()
+        hidden = {part.text: part.hidden for part in seen.ranked}
+        rows = page.locator(".fold section:first-child tbody tr").all()
+        shown = {
+            row.locator("th").text_content().split(" → ")[0]: number(row.locator("td").nth(1).text_content())
+            for row in rows
+        }
+        assert {name: shown[name] for name in hidden} == pytest.approx(hidden, rel=0.02, abs=0.02)
+        page.locator(".choices button").nth(2).click()
+        until(page, "document.querySelector('.choices [aria-pressed=true]').id === 'number-2'")
+        changes = numbers_of(seen)[1].by_head.ravel()
+        np.testing.assert_allclose([x for _, x in squares(page)], changes, rtol=0.02, atol=0.02)
 
 
 def test_the_page_with_its_model_stays_small(model):

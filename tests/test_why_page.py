@@ -52,11 +52,11 @@ def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
     with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
         assert f"steps of layers {first}, with the 3 digits" in page.locator(".fold").first.text_content()
         page.locator("details.fold > summary").last.click()
-        page.locator(f".effects [data-place='{1 - first} 5']").click()
+        page.locator(f".front [data-place='{1 - first} 5']").click()
         until(page, f"document.querySelector('#head').textContent === 'Layer {1 - first}, head 5'")
         assert "stored as an image" in page.locator(".here").text_content()
         assert page.locator("#pick-layer option").all_text_contents() == [str(first)]
-        page.locator(f".effects [data-place='{first} 5']").click()
+        page.locator(f".front [data-place='{first} 5']").click()
         until(page, "document.querySelector('.here').textContent.includes('q, k (bfloat16)')")
 
 
@@ -115,16 +115,15 @@ def test_each_token_is_explained_by_a_click(running, seen):
             page.locator(".choices button").nth(place).click()
             assert re.sub("[\u2068\u2069]", "", page.locator("h1").text_content()) == title
             assert page.evaluate("document.activeElement.id") == f"number-{place}"
-            labels = page.locator(".effects button").evaluate_all("all => all.map((each) => each.ariaLabel)")
-            effects = [number(label.split()[1]) for label in labels]
+            effects = [effect for _, effect in squares(page)]
             assert all(map(near, effects, one.by_head.ravel()))
             strongest = {f"{edge.layer}.{edge.head}": edge for edge in reversed(one.edges)}
             for name, *row in rows_of(page, ".carried"):
                 edge = strongest[name]
                 assert all(map(near, row[1:3], (edge.weight, 100 * edge.share))), (name, row, edge)
             page.locator(".passage .token").first.hover()
-            until(page, "document.querySelector('.every .caption').textContent.startsWith('mary → <|endoftext|>: ')")
-            assert near(number(page.locator(".every .caption").text_content().split()[-1]), one.by_part[0])
+            until(page, "document.querySelector('.front .caption').textContent.startsWith('mary → <|endoftext|>: ')")
+            assert near(number(page.locator(".front .caption").text_content().split()[-1]), one.by_part[0])
             page.locator(".choices button").first.click()
             assert page.locator("h1").text_content() == before
 
@@ -140,7 +139,7 @@ def test_an_answer_of_several_tokens_names_their_edges(running):
         for button in page.locator(".fold >> nth=0 >> section:nth-child(2) button").all():
             button.click()
         head = f"{seen.edges[-1].layer} {seen.edges[-1].head}"
-        assert page.locator(".effects [aria-pressed=true]").get_attribute("data-place") == head
+        assert page.locator(".front [aria-pressed=true]").get_attribute("data-place") == head
 
 
 def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
@@ -160,8 +159,8 @@ def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
             assert all(map(near, row[1:], (100 * part.share, part.hidden, part.effect)))
         assert re.sub("[\u2068\u2069]", "", page.locator("p.so").text_content()) == " ".join(conclusion(seen, "en"))
         page.locator(".passage .token").first.hover()
-        until(page, "document.querySelector('.every .caption').textContent.startsWith('mary → <|endoftext|>: then p(')")
-        assert f"{100 * seen.parts[0].share:.2g}"[:3] in page.locator(".every .caption").text_content()
+        until(page, "document.querySelector('.front .caption').textContent.startsWith('mary → <|endoftext|>: then p(')")
+        assert f"{100 * seen.parts[0].share:.2g}"[:3] in page.locator(".front .caption").text_content()
         for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
             assert row[:2] == [f"{edge.layer}.{edge.head}", ends(edge)]
             assert row[2] == pytest.approx(edge.weight, abs=6e-4)
@@ -172,26 +171,30 @@ def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
             assert all(map(near, row[3:], (100 * head.edge.share, head.truth)))
 
 
+def squares(page):
+    """Of each head in the grid its name, and what switching it off changes."""
+    labels = page.locator(".squares .head").evaluate_all("all => all.map((each) => each.ariaLabel)")
+    said = (re.match(r"Layer (\d+), head (\d+) \((\S+)\)", label).groups() for label in labels)
+    return [(f"{layer}.{head}", number(effect)) for layer, head, effect in said]
+
+
 def test_every_head_is_in_one_grid_and_found_by_typing(running, seen):
     with opened(running, seen.to_html(), wait=SHADED) as page:
-        cells = page.locator(".effects button")
-        said = [label.split() for label in cells.evaluate_all("all => all.map((each) => each.ariaLabel)")]
         changes = {f"{layer}.{head}": x for (layer, head), x in np.ndenumerate(seen.estimate.heads_run)}
-        assert [name for name, _ in said] == list(changes)
-        assert all(near(number(effect), changes[name]) for name, effect in said)
-        page.locator("#order").select_option("effect")
-        names = cells.all_text_contents()
-        assert names == sorted(changes, key=lambda name: -abs(changes[name]))
+        assert [name for name, _ in squares(page)] == list(changes)
+        assert all(near(effect, changes[name]) for name, effect in squares(page))
         page.locator("h1").click()
         page.keyboard.type("1.6")  # from anywhere: it goes into the field
         assert page.locator("#find").input_value() == "1.6"
-        assert page.locator(".effects [aria-pressed=true]").text_content() == "1.6"
+        assert page.locator(".front [aria-pressed=true]").get_attribute("data-place") == "1 6"
         assert "of head 1.6" in page.locator(".fold > summary").nth(1).text_content()
-        page.locator("#order").select_option("layer")
-        page.locator(".effects [data-place='1 6']").focus()
+        page.locator(".front [data-place='1 6']").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowUp")
         assert page.evaluate("document.activeElement.dataset.place") == "0 5"
+        page.locator("#statistic").select_option("weights")
+        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
+        assert page.locator(".heads canvas").count() == 2
 
 
 def test_a_head_that_is_pointed_at_draws_its_edges(running, seen):
@@ -201,12 +204,12 @@ def test_a_head_that_is_pointed_at_draws_its_edges(running, seen):
             layer, head = map(int, place.split())
             ran = run.layers[layer]
             row = np.asarray(ch.AttentionMatrix(ran.q, ran.k, **ran.rules)[head, -1])
-            page.locator(f".effects [data-place='{place}']").hover()
+            page.locator(f".front [data-place='{place}']").hover()
             widths = page.locator(".edges path:not(.wide)").evaluate_all(
                 "all => all.map((x) => +x.getAttribute('stroke-width'))"
             )
             assert widths == pytest.approx([1 + 4 * x for x in sorted(row, reverse=True) if x > 0.005], abs=0.051)
-            caption = page.locator(".every .caption").text_content()
+            caption = page.locator(".front .caption").text_content()
             strongest = seen.tokens[int(row.argmax())].text.strip()
             assert f"at “little”: {strongest} {100 * row.max():.0f}%" in caption
             assert caption.count("over the text: ") == 1
@@ -217,7 +220,7 @@ def test_question_text_and_heads_share_the_first_screen(running, width, height):
     made = document(ch.explain(TEXT, shipped()))
     with opened(running, made, width, height, wait=SHADED) as page:
         boxes = page.evaluate(
-            "() => ['h1', '.choices', '.passage', '.next', '.carried .pan', '.effects']"
+            "() => ['h1', '.choices', '.passage', '.next', '.carried .pan', '.heads']"
             ".map((name) => document.querySelector(name).getBoundingClientRect().toJSON())"
         )
         assert all(0 <= box["top"] < box["bottom"] <= height and box["right"] <= width for box in boxes)
@@ -261,13 +264,13 @@ def test_an_edge_chooses_its_place_by_mouse_and_keyboard(running):
             assert number(said.split(": ")[-1].split(" ")[0]) == pytest.approx(float(weight), abs=1e-4)
         head = seen.heads[-1]
         page.locator(".carried button").last.press("Enter")
-        chosen = "document.querySelector('.effects [aria-pressed=true]').ariaLabel"
-        until(page, f"{chosen}.startsWith('{head.layer}.{head.head} ')")
+        chosen = "document.querySelector('.front [aria-pressed=true]').dataset.place"
+        until(page, f"{chosen} === '{head.layer} {head.head}'")
         assert [_picked(page, name, 0) for name in ("layer", "head")] == [head.layer, head.head]
 
 
 def _at(page, edge):
-    until(page, f"document.querySelector('.effects [aria-pressed=true]').dataset.place === '{edge.layer} {edge.head}'")
+    until(page, f"document.querySelector('.front [aria-pressed=true]').dataset.place === '{edge.layer} {edge.head}'")
     for _ in range(50):  # the steps follow when the pointer rests
         picked = [_picked(page, name, 0) for name in ("layer", "head", "query")]
         if picked == list(edge[:3]):
@@ -303,7 +306,7 @@ def test_every_kind_of_colour_vision_tells_the_colours_apart(running, seen):
             page.emulate_media(color_scheme=scheme)
             until(page, f"matchMedia('(prefers-color-scheme: {scheme})').matches")
             page.wait_for_timeout(200)  # the page draws itself again
-            grounds.append([np.array(_ground(page.locator(f".effects [data-place='0 {head}']"))) for head in (2, 5)])
+            grounds.append([np.array(_ground(page.locator(f".front [data-place='0 {head}']"))) for head in (2, 5)])
     for blue, orange in grounds:
         scale = 1 if max(*blue, *orange) <= 1 else 255
         linear = [(colour / scale) ** 2.2 for colour in (blue, orange)]

@@ -28,6 +28,9 @@ export function answerRoom(page, shell, live, bar) {
     text,
     template: "",
     legend: "", // of the text's colours, where these are effects
+    caption: h("p.caption", { "aria-live": "off" }), // of a head, or of a part of the text
+    show: (/** @type {number} */ _layer = 0, _head = 0) => {}, // a head that is pointed at; else the chosen one
+    arcs: (/** @type {number} */ _layer, /** @type {number} */ _head) => {}, // of a head in the text
     drawn: () => {}, // the text is there anew
     point: (/** @type {number | null} */ _token) => {}, // at a token
     /** What was asked, of the run that is shown now. */
@@ -40,7 +43,7 @@ export function answerRoom(page, shell, live, bar) {
       so.textContent = said.so ?? "";
       const causeless = !said.title && !live && first?.name;
       note.textContent = causeless ? (first.statistics.effect ? t("first order") : "") + t("no causes") : "";
-      Object.assign(room, { template: said.template, legend: "", drawn: () => {}, point: () => {} });
+      Object.assign(room, { template: said.template, legend: "", arcs: () => {}, drawn: () => {}, point: () => {} });
       shown = "";
     },
     /** What the model says comes after a token. @param {number} token @param {string} name */
@@ -57,7 +60,7 @@ export function answerRoom(page, shell, live, bar) {
       shown = now;
       if (facts.live) {
         const [likeliest, share] = facts.next[0];
-        heading.textContent = t("title live", { token: spelled(likeliest), share: percent(share) });
+        (header.why ? so : heading).textContent = t("title live", { token: spelled(likeliest), share: percent(share) });
       }
       const ways = facts.way?.position === token ? facts.way.choices : [];
       const rows = choices.map((choice, index) => {
@@ -91,6 +94,7 @@ function choices(causes, words, shell) {
   const buttons = causes.numbers.map((/** @type {any} */ number, /** @type {number} */ index) => {
     const id = `number-${index}`;
     const onclick = () => {
+      if (causes.ask) return causes.ask(number.id);
       Object.assign(causes, number, { chosen: index });
       shell.redraw();
       byId(id)?.focus();

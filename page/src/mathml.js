@@ -61,7 +61,7 @@ function named(piece) {
   const whole = mark === "_" ? `${letter}_${small}` : letter;
   const dim = DIMS.has(whole) ? whole : null;
   const role = mark === "^" ? ROLES[small] : ROLES[letter];
-  const attributes = { class: dim ? "dim" : role ? `role-${role}` : null, "data-dim": dim };
+  const attributes = { class: dim ? "dim" : role ? `role-${role}` : null };
   const base = math("mi", letter);
   if (turned) return math("msup", attributes, base, math("mi", "T"));
   if (mark === "'") return math("msup", attributes, base, math("mo", "′"));

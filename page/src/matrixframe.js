@@ -49,7 +49,7 @@ function names({ m, x, y, w, h: tall }, named) {
  */
 function measures({ m, x, y, w, h: tall }, measured) {
   const label = (/** @type {string} */ dim, /** @type {number} */ size) => [
-    svg("tspan.dim", { "data-dim": dim }, dimension(dim)),
+    svg("tspan.dim", dimension(dim)),
     svg("tspan.size", ` ${size}`),
   ];
   const parts = [];

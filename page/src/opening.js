@@ -5,25 +5,15 @@ import { fmt } from "./numbers.js";
 import { dimension } from "./matrixframe.js";
 
 /** @param {Story} s */
-export const opening = (s) => h("section.opening", { "aria-label": s.t("sizes") }, axes(s));
-
-/** @param {Story} s */
-function axes(s) {
-  const { layer } = s;
+export function opening({ head: { n, m, dk, dv }, layer, named, sizes, t }) {
   const group = layer.heads / layer.kv_heads;
-  const shown = /** @type {[string, number][]} */ ([
-    ["n", s.head.n],
-    ["m", s.head.m],
-    ["d_k", s.head.dk],
-    ["d_v", s.head.dv],
-    ["h", layer.heads],
-  ]);
-  if (s.named("x")) shown.push(["d_model", s.sizes.d_model]);
-  const lines = shown.map(([dim, size]) => {
-    const says = dim === "h" && group > 1 ? s.t("h shared", { group }) : s.t(dim);
-    return h("div", { "data-dim": dim }, h("dt", h("var.dim", dimension(dim)), ` = ${size}`), h("dd", says));
+  const shown = { n, m, d_k: dk, d_v: dv, h: layer.heads, ...(named("x") && { d_model: sizes.d_model }) };
+  const lines = Object.entries(shown).map(([dim, size]) => {
+    const says = dim === "h" && group > 1 ? t("h shared", { group }) : t(dim);
+    return h("div", h("dt", h("var.dim", dimension(dim)), ` = ${size}`), h("dd", says));
   });
-  return h("div.block", h("h2", s.t("sizes")), h("dl.axes", lines));
+  const block = h("div.block", h("h2", t("sizes")), h("dl.axes", lines));
+  return h("section.opening", { "aria-label": t("sizes") }, block);
 }
 
 /** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */

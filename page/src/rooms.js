@@ -27,6 +27,7 @@ export function openRooms(page) {
   return (/** @type {Shell} */ shell) => {
     const answer = answerRoom(page, shell, live, live && liveBar(page, place, live, shell));
     const [below, inner, whose, causes] = [h("div.steps"), h("div.rooms"), h("b"), h("div.causes")];
+    const front = h("section.front");
     const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
       const ontoggle = (/** @type {any} */ { target }) => {
         if (!shell.printing()) opened[name] = target.open;
@@ -38,13 +39,15 @@ export function openRooms(page) {
     const rename = (/** @type {string} */ name) => void (whose.textContent = name);
     const draw = () => {
       const follow = () => rename(nameOfHead(runs[0].layers, place.chosen.layer, place.chosen.head, shell.t));
-      if (header.why) causes.replaceChildren(...causesRoom(page, shell, place, answer, rename));
-      else if (why) {
+      if (header.why) {
+        const [carried, folded] = causesRoom(page, shell, place, answer, rename);
+        causes.replaceChildren(carried, front, folded);
+      } else if (why) {
         place.follow("causes", follow); // in place of what followed before
-        causes.replaceChildren();
+        causes.replaceChildren(front);
         follow();
       }
-      map?.(shell, inner, answer);
+      map?.(shell, inner, answer, front);
       steps?.(shell, below);
     };
     if (why)
@@ -58,15 +61,17 @@ export function openRooms(page) {
         ),
       );
     else {
-      inner.append(answer.element);
+      inner.append(answer.element, front);
       shell.main.append(inner, below);
     }
     draw();
     if (!live) return;
     live.redraw = () => {
       answer.fill();
+      causes.classList.remove("stale");
       draw();
     };
+    live.outdate = (on) => on && causes.classList.add("stale");
     live.update();
   };
 }

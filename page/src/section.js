@@ -32,7 +32,7 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   );
   /** @type {(() => void)[]} */
   let updates = [];
-  let [drawn, upToDate] = [false, false];
+  let upToDate = false;
   const updateText = () => {
     said.replaceChildren();
     add(said, withRoleColours(says()));
@@ -41,7 +41,7 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   const fillBody = () => body && hold.replaceChildren(h("div", body()));
   const draw = () => {
     if (upToDate) return;
-    drawn = upToDate = true;
+    upToDate = true;
     const focused = [...hold.querySelectorAll(".figure")].indexOf(/** @type {Element} */ (document.activeElement));
     const parts = (scenes?.() ?? []).map((scene) => interactiveFigure(story, scene));
     updates = parts.map((part) => part.update);
@@ -58,7 +58,6 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
     symbol,
     element,
     draw,
-    stale: () => drawn && !upToDate,
     outdate() {
       upToDate = false;
       updateText();

@@ -61,15 +61,3 @@ export function markCurrentStep(map, sections) {
   const observer = new IntersectionObserver(mark, { rootMargin: "-30% 0px -60% 0px" });
   for (const { element } of sections) observer.observe(element);
 }
-
-/** Pointing at an axis's letter highlights it wherever it occurs. @param {HTMLElement} main */
-export function highlightDimensions(main) {
-  let lit = "";
-  main.addEventListener("pointerover", (event) => {
-    const dim = /** @type {Element} */ (event.target).closest?.("[data-dim]")?.getAttribute("data-dim") ?? "";
-    if (dim === lit) return;
-    for (const each of main.querySelectorAll("[data-dim]"))
-      each.classList.toggle("lit", dim !== "" && each.getAttribute("data-dim") === dim);
-    lit = dim;
-  });
-}

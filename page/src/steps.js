@@ -4,7 +4,7 @@ import { stepHere, toStep } from "./address.js";
 import { byId } from "./dom.js";
 import { opening } from "./opening.js";
 import { load } from "./packed.js";
-import { highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
+import { markCurrentStep, stepMap } from "./stepmap.js";
 import { sectionsOf } from "./stepsections.js";
 import { begin, makeStory } from "./story.js";
 import { watchSteps } from "./stepwatch.js";
@@ -77,7 +77,6 @@ export function openStory(page, place) {
     host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element));
     watch.drawVisited(shell.printing());
     markCurrentStep(map, sections);
-    highlightDimensions(host);
     place.follow("steps", follow);
     if (first && location.hash) followUntilUsed([...shell.main.children], goToPlace);
   };
@@ -135,5 +134,4 @@ function change(drawn, watch, wanted) {
   const moved = anchor?.isConnected ? anchor : document.querySelector(".figure:hover");
   const now = moved?.getBoundingClientRect().top ?? before;
   if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // so that the figure under the pointer stays there
-  watch.redrawRest(sections);
 }

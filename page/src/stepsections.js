@@ -62,7 +62,8 @@ export function sectionsOf(s) {
     );
   }
   if (s.facts.way) sections.push(waySection(s));
-  return [...sections, sectionOf(s, "checked", "✓", { says: () => "", formulas: undefined, body: () => closing(s) })];
+  const checked = () => sectionOf(s, "checked", "✓", { says: () => "", formulas: undefined, body: () => closing(s) });
+  return s.facts.live ? sections : [...sections, checked()]; // the costs and the checks are of the record
 }
 
 /** From the scores to the weights. @param {Story} s @returns {Section[]} */

@@ -1,4 +1,4 @@
-// Which steps are in view: a step is drawn when it comes near the view, and the others when there is time.
+// Which steps are in view: a step is drawn when it comes near the view.
 
 export function watchSteps() {
   /** @type {Map<Element, () => void>} */
@@ -7,8 +7,6 @@ export function watchSteps() {
   const visited = new Set();
   /** @type {Set<Element>} */
   const inView = new Set();
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  let later;
   const look = (/** @type {IntersectionObserverEntry[]} */ entries) => {
     for (const { isIntersecting, target } of entries) {
       inView[isIntersecting ? "add" : "delete"](target);
@@ -18,22 +16,11 @@ export function watchSteps() {
     }
   };
   const observer = new IntersectionObserver(look, { rootMargin: "600px" });
-  /** Redraws the steps that are out of view, one at a time. @param {Section[]} sections */
-  const redrawRest = (sections) => {
-    clearTimeout(later);
-    later = setTimeout(() => {
-      const next = sections.find(({ stale }) => stale());
-      next?.draw();
-      if (next) redrawRest(sections);
-    });
-  };
   return {
     inView,
-    redrawRest,
     /** Before the page is drawn again. */
     restart() {
       observer.disconnect();
-      clearTimeout(later);
       waiting.clear();
       inView.clear();
     },

@@ -138,7 +138,6 @@ interface Section {
   symbol: string;
   element: HTMLElement;
   draw(): void; // draws the figures, if they are not up to date
-  stale(): boolean; // drawn before, and no longer up to date
   outdate(): void; // the head's numbers have changed
   update(): void; // another cell is chosen
 }
@@ -235,7 +234,7 @@ interface Row {
 interface Change {
   hidden: number[]; // no other token sees these
   cuts: [number, number, number, number][]; // layer, head, query, key
-  off: [number, number][]; // layer, head
+  off: [layer: number, head: number, row?: number][]; // from a row on
   scale: "sqrt" | "none" | "d_k"; // scores are divided by √d_k, by 1 or by d_k
   causal: boolean;
   temperature: number; // of the softmax

@@ -6,6 +6,8 @@ import { bare } from "../numbers.js";
 import { unchanged } from "../model/attention.js";
 import { changeControls } from "./controls.js";
 
+const PAUSE = 150; // milliseconds between words that are written on
+
 /** @param {Page} page @param {Place} place @param {Live} live @param {Shell} shell */
 export function liveBar({ header }, place, live, shell) {
   const { t, key } = shell;
@@ -22,8 +24,15 @@ export function liveBar({ header }, place, live, shell) {
   };
   const named = { "aria-label": t("try text"), title: "t" };
   const box = h("input", { id: "try-text", ...named, autocomplete: "off", spellcheck: "false", oninput });
-  const next = button("g", () => live.write(false), t("try next"));
-  const write = button("w", () => (state.writing ? (state.writing = false) : live.write(true)), t("try write"));
+  /** Puts the likeliest word after the text, and goes on while that is wanted. @param {boolean} on */
+  const goOn = (on) => {
+    const word = live.next();
+    state.writing = on && Boolean(word);
+    if (word) live.type(state.text + word);
+    if (state.writing) setTimeout(() => state.writing && goOn(true), PAUSE);
+  };
+  const next = button("g", () => goOn(false), t("try next"));
+  const write = button("w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
   const [strike, cut, off] = [button("x", live.strike), button("c", () => live.cut()), button("h", live.turn)];
   const back = button("r", () => live.change(unchanged()), t("as it was"));
   const controls = changeControls(shell, () => state.change, live.change);

@@ -4,6 +4,7 @@ import { isUnchanged } from "../address.js";
 import { unchanged } from "../model/attention.js";
 import { likeliest, sharesOf } from "../model/forward.js";
 import { openModel } from "../model/stored.js";
+import { causesOf } from "./causes.js";
 import { documentOf, nextOf, recordOf } from "./document.js";
 
 /** @param {Page} page */
@@ -15,6 +16,10 @@ export async function engineOf(page) {
   const idsOf = (/** @type {string} */ written) => encode(written).slice(0, live.positions);
   return {
     idsOf,
+    /** What made the answer, where the page says so of its record. @param {string} written @param {Change} change @param {import("./causes.js").Asked} asked @param {(asked: import("./causes.js").Asked) => void} ask @param {() => boolean} still */
+    causes: (written, change, asked, ask, still) =>
+      record.why &&
+      causesOf({ run, text, neutral: live.neutral }, idsOf(written), change, asked, record.why, ask, still),
     /** The likeliest word after a text; none where a rhyme ends, or the model's room. @param {string} written @param {Change} change */
     next(written, change) {
       const ids = idsOf(written);

@@ -6,7 +6,7 @@ import { drawArcs } from "../long/arcs.js";
 import { show } from "./document.js";
 import { engineOf } from "./engine.js";
 
-const PAUSE = 150; // milliseconds between words that are written on
+const REST = 500; // milliseconds
 const [ARCS, ARC] = [6, 0.01]; // of a query so many, and the least weight
 
 /** A list without a place that it has, or with one that it has not. @template T @param {T[]} list @param {T} place */
@@ -18,74 +18,87 @@ function toggled(list, place) {
 /** What is chosen in a text of n tokens: the cell of the address, else the last query. @param {number} n @param {number[]} cell */
 const cellIn = (n, [query, key]) => (query < n && key < n ? { query, key } : { query: n - 1, key: -1 });
 
+/**
+ * What the reader can do.
+ * @param {{text: string, change: Change}} state @param {Chosen} chosen
+ * @param {string} usual      the page's text @param {() => void} run      runs what is typed and changed, soon
+ */
+function actionsOf(state, chosen, usual, run) {
+  const change = (/** @type {Partial<Change>} */ more) => {
+    state.change = { ...state.change, ...more };
+    toAddress(state.text === usual ? null : state.text, state.change);
+    run();
+  };
+  return {
+    change,
+    type(/** @type {string} */ text) {
+      state.text = text;
+      change({});
+    },
+    /** Cuts an edge of the chosen head or puts it back. @param {number} [key] @param {number} [query] */
+    cut(key = chosen.key, query = chosen.query) {
+      if (key >= 0) change({ cuts: toggled(state.change.cuts, [chosen.layer, chosen.head, query, key]) });
+    },
+    strike: () => change({ hidden: toggled(state.change.hidden, chosen.query) }),
+    turn: () => change({ off: toggled(state.change.off, [chosen.layer, chosen.head]) }),
+  };
+}
+
 /** @param {Page} page @param {Place} place */
 export function openLive(page, place) {
   const { header } = page;
   const { facts } = header;
   const { chosen } = place;
   const state = { writing: false, ...fromAddress(facts.text) };
+  const soon = afterwards(() => apply());
+  const actions = actionsOf(state, chosen, facts.text, soon);
   /** @type {Awaited<ReturnType<typeof engineOf>> | null} */
   let engine = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let resting;
   let shown = ""; // the tokens of the run that is shown
   const room = {
     state,
     isReady: () => Boolean(engine),
     redraw: () => {}, // draws all rooms, of another text
+    outdate: (/** @type {boolean} */ _) => {}, // what made the answer is that of the run before
     update: () => {}, // the controls
-    change,
-    type,
-    write,
-    cut,
-    strike: () => change({ hidden: toggled(state.change.hidden, chosen.query) }),
-    turn: () => change({ off: toggled(state.change.off, [chosen.layer, chosen.head]) }),
+    ...actions,
+    next: () => engine?.next(state.text, state.change),
     mark: () => mark(state.change),
-    edges: (/** @type {Look} */ look) => header.why || edges(look, state.change, cut),
+    edges: (/** @type {Look} */ look) => header.why || edges(look, state.change, actions.cut),
   };
 
   /** Runs the text, and shows the run. @param {boolean} [linked]      the address says what is chosen */
   function apply(linked) {
     const ids = engine?.idsOf(state.text) ?? [];
     if (engine && ids.length) {
-      const [before, caused] = [shown, Boolean(header.why)];
+      const [before, { why }] = [shown, header];
       page.version++;
       show(header, engine.document(state.text, ids, state.change));
       shown = ids.join();
-      if (before === shown && caused === Boolean(header.why)) place.again();
-      else {
+      if (before === shown && !header.why) {
+        room.outdate(Boolean(why));
+        place.again();
+      } else {
         Object.assign(chosen, cellIn(header.tokens.length, linked ? cellHere() : []));
         room.redraw();
       }
     }
     room.update();
-  }
-  const soon = afterwards(() => apply());
-
-  /** @param {Partial<Change>} more */
-  function change(more) {
-    state.change = { ...state.change, ...more };
-    toAddress(state.text === facts.text ? null : state.text, state.change);
-    soon();
+    clearTimeout(resting);
+    if (!header.why) resting = setTimeout(() => explain({ token: null, against: null }), REST);
   }
 
-  /** @param {string} text */
-  function type(text) {
-    state.text = text;
-    change({});
+  /** Says what made the answer, once the reader rests. @param {import("./causes.js").Asked} asked */
+  async function explain(asked) {
+    const { version } = page;
+    const still = () => page.version === version;
+    const why = await engine?.causes(state.text, state.change, asked, explain, still);
+    if (!why || !still()) return;
+    header.why = why;
+    room.redraw();
   }
-
-  /** Cuts an edge of the chosen head or puts it back. @param {number} [key] @param {number} [query] */
-  function cut(key = chosen.key, query = chosen.query) {
-    if (key >= 0) change({ cuts: toggled(state.change.cuts, [chosen.layer, chosen.head, query, key]) });
-  }
-
-  /** Puts the likeliest word after the text, and goes on while that is wanted. @param {boolean} [on] */
-  function write(on = state.writing) {
-    const next = engine?.next(state.text, state.change);
-    state.writing = on && Boolean(next);
-    if (next) type(state.text + next);
-    if (state.writing) setTimeout(() => state.writing && write(), PAUSE);
-  }
-
   setTimeout(async () => {
     engine = await engineOf(page);
     shown = engine.idsOf(facts.text).join();

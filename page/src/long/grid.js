@@ -1,11 +1,12 @@
 // All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
 
 import { drawColours } from "../canvas.js";
-import { css, weighed } from "../colour.js";
+import { css, signed, weighed } from "../colour.js";
 import { ARROWS, h, scrollWithin } from "../dom.js";
-import { bare, fmt } from "../numbers.js";
+import { bare, fmt, listOf, short, withSign } from "../numbers.js";
 
 export const PICTURES = "weights"; // in place of a statistic
+export const OFF = "off"; // likewise: what a run without the head changes, where the page says what made the answer
 const LABELLED = 24; // up to so many heads have their kinds below their pictures
 const MANY = 64; // from so many heads on their pictures are small
 
@@ -39,63 +40,76 @@ export function captionOf(page, run, layer, head, { t, language }) {
  * @param {Page} page @param {string} statistic @param {Address} chosen
  * @param {(layer: number, head: number) => void} choose @param {Shell} shell
  * @param {ReturnType<typeof import("./thumbnails.js").thumbnails>} pictures
+ * @param {Answer} said      where a head's caption stands, and what is done where one is pointed at, or none any more
  */
-export function grid(page, statistic, chosen, choose, shell, pictures) {
+export function grid(page, statistic, chosen, choose, shell, pictures, said) {
   const { t, say } = shell;
-  const run = page.header.runs[chosen.run];
-  const { layers } = run;
+  const { layers } = page.header.runs[chosen.run];
   const pictured = statistic === PICTURES;
-  const every = layers.flatMap((layer) => layer.statistics[statistic] ?? []);
-  const values = every.filter((x) => x !== null);
+  const valuesOf = (/** @type {number} */ layer) =>
+    statistic === OFF ? page.header.why.grid[layer] : (layers[layer].statistics[statistic] ?? []);
+  const values = layers.flatMap((_, index) => valuesOf(index)).filter((x) => x !== null);
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const shade = weighed(values.length ? most - least || 1 : 1, "linear");
+  const tint = signed("contributions", Math.max(most, -least), "sqrt");
   const widest = Math.max(...layers.map((layer) => layer.heads.length));
-  const count = headsOf(run);
+  const count = headsOf(page.header.runs[chosen.run]);
   const labelled = pictured && count <= LABELLED && widest <= 8;
-  const caption = h("p.caption", { "aria-hidden": "true" });
-  let tellChosen = () => {};
+  const wordsOf = (/** @type {number} */ index, /** @type {number} */ place) => {
+    const value = valuesOf(index)[place] ?? null;
+    const number = value === null ? t("unknown") : statistic === OFF ? withSign(-value, short) : fmt(value, 3);
+    const name = nameOfHead(layers, index, place, t) + (pictured ? "" : ` (${number})`);
+    return `${name}: ${captionOf(page, chosen.run, index, place, shell)}`;
+  };
   const button = (/** @type {number} */ index, /** @type {number} */ place) => {
     const layer = layers[index];
-    const value = pictured ? null : layer.statistics[statistic][place];
-    const number = value === null ? t("unknown") : fmt(value, 3);
-    const words = `${nameOfHead(layers, index, place, t)}: ${pictured ? captionOf(page, chosen.run, index, place, shell) : number}`;
+    const value = pictured ? null : valuesOf(index)[place];
+    const words = wordsOf(index, place);
     const here = chosen.layer === index && chosen.head === place;
-    const tell = () => void (caption.textContent = words);
-    if (here) tellChosen = tell;
-    const background = value === null ? {} : { background: css(shade.colour(value - least)) };
+    const colour = value === null ? null : statistic === OFF ? tint.colour(value) : shade.colour(value - least);
     const attributes = {
-      style: { "grid-area": `${index + 1} / ${place + 2}`, ...background },
+      style: { "grid-area": placeOf(index, place, !pictured), ...(colour && { background: css(colour) }) },
       title: words,
       "aria-label": words,
       "aria-pressed": String(here),
       tabindex: here ? 0 : -1,
       "data-place": `${index} ${place}`,
       onclick: () => choose(index, place),
-      onpointerenter: tell,
-      onfocus: () => (tell(), say(words)),
+      onpointerenter: () => said.show(index, place),
+      onfocus: () => (said.show(index, place), say(words)),
     };
     const label = labelled && h("small", { "data-label": labelOf(layer, place, t) }, h("b", layer.heads[place]));
     return h(!pictured && value === null ? "button.head.unknown" : "button.head", attributes, label);
   };
   const several = layers.length > 1 || layers[0].name !== "";
+  const every = pictured ? 1 : Math.ceil(layers.length / 16);
   const rows = layers.map((layer, index) => [
-    several && h("span.layer", { id: `layer-${index}`, style: { "grid-row": index + 1 } }, layer.name),
+    several &&
+      h("span.layer", { style: { "grid-area": placeOf(index, -1, !pictured) } }, index % every === 0 && layer.name),
     layer.heads.map((_, place) => button(index, place)),
   ]);
-  tellChosen();
+  const beside = Math.ceil(widest / 16);
+  const side = (/** @type {number} */ head) =>
+    h("span.layer", { style: { "grid-area": placeOf(-1, head, true) } }, head % beside === 0 && head);
+  const sides = pictured ? [] : listOf(widest, side);
   const attributes = {
-    style: { "--heads": widest },
+    style: { "--heads": pictured ? widest : layers.length, "--rows": widest },
     role: "group",
     "aria-label": `${t("every head")}: ${t(statistic)}`,
-    onkeydown: walk,
-    onpointerleave: () => tellChosen(),
+    onkeydown: walk(!pictured),
+    onpointerleave: () => said.show(),
   };
   const strips = pictured && layers.map((layer, index) => pictures.of(chosen.run, index, layer.heads.length));
-  const size = labelled ? "labelled" : count > MANY ? "many" : "some";
-  const box = h(`div.heads.${size}`, attributes, strips, rows);
-  const key = values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown"));
-  return h("div.hold", box, pictured ? caption : key);
+  const size = pictured ? (labelled ? "labelled" : count > MANY ? "many" : "some") : "squares";
+  const key = !pictured && statistic !== OFF && legend(shade, fmt(least, 3), fmt(most, 3));
+  return {
+    element: h("div.hold", h(`div.heads.${size}`, attributes, strips, sides, rows), said.caption, key),
+    wordsOf,
+  };
 }
+
+/** Where a head stands: layers down and heads across, or the other way round; head −1: the layer's name. @param {number} layer @param {number} head @param {boolean} across */
+const placeOf = (layer, head, across) => (across ? `${head + 2} / ${layer + 2}` : `${layer + 1} / ${head + 2}`);
 
 /** A head's kind, and how much of it: "self 60%". @param {any} layer @param {number} place @param {(key: string) => string} t */
 function labelOf({ kinds, statistics }, place, t) {
@@ -108,19 +122,18 @@ function labelOf({ kinds, statistics }, place, t) {
 export const showChosen = (front) =>
   scrollWithin(front.querySelector(".heads"), front.querySelector('[aria-pressed="true"]'));
 
-/** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */
-function walk(event) {
+/** Arrows go from head to head while one of them has the focus. @param {boolean} across */
+const walk = (across) => (/** @type {KeyboardEvent} */ event) => {
   const step = ARROWS[event.key];
   const from = /** @type {HTMLElement} */ (event.target);
   if (!step || !from.dataset.place) return;
   const [layer, head] = from.dataset.place.split(" ").map(Number);
-  const to = /** @type {HTMLElement | null} */ (
-    from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`) ?? null
-  );
+  const [layers, heads] = across ? [step[1], step[0]] : step;
+  const to = from.parentElement?.querySelector(`[data-place="${layer + layers} ${head + heads}"]`);
   event.preventDefault();
   event.stopPropagation();
-  to?.focus();
-}
+  /** @type {HTMLElement | null | undefined} */ (to)?.focus();
+};
 
 /** The colours of a scale between its ends. @param {Shade} shade @param {string} low @param {string} high @param {...Child} more */
 export function legend(shade, low, high, ...more) {

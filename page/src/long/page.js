@@ -1,10 +1,11 @@
 // The long view: every head as a square, one head as a map, and the text. All is drawn from one state.
 
 import { fromLink } from "../address.js";
-import { add, byId, h } from "../dom.js";
+import { add, byId, h, write } from "../dom.js";
 import { diveRoom } from "../dive/dive.js";
+import { wordsOf } from "../causes.js";
 import { choice } from "./controls.js";
-import { grid, headsOf, nameOfHead, PICTURES, showChosen } from "./grid.js";
+import { grid, headsOf, nameOfHead, OFF, PICTURES, showChosen } from "./grid.js";
 import { openLook } from "./look.js";
 import { isFolded } from "./mapbox.js";
 import { newReading } from "./reading.js";
@@ -12,7 +13,7 @@ import { headAt, lastQuery } from "./source.js";
 import { thumbnails } from "./thumbnails.js";
 
 export const newState = () => ({
-  statistic: PICTURES,
+  statistic: OFF, // or the first that there is
   address: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
   shows: /** @type {Shows} */ ("weights"),
   query: -1, // tokens; −1: the last that is no padding
@@ -44,15 +45,20 @@ export function openLong(page, place) {
     Object.assign(state, { statistic: "effect", shows: "contributions" });
   fromLink(state, runs);
   let { version } = page; // that is drawn
-  return (/** @type {Shell} */ shell, /** @type {HTMLElement} */ host, /** @type {Answer} */ answer) => {
-    const [front, here] = [h("section.front"), h("section.here", { "aria-live": "off" })];
+  return (
+    /** @type {Shell} */ shell,
+    /** @type {HTMLElement} */ host,
+    /** @type {Answer} */ answer,
+    /** @type {HTMLElement} */ front,
+  ) => {
+    const here = h("section.here", { "aria-live": "off" });
     const [pictures, dive, still] = [thumbnails(page), diveRoom(shell), () => {}];
     /** @type {Room} */
     const room = { page, place, state, shell, answer, dive, front, here, pictures, follow: still, again: still };
     const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
     front.hidden = most < 2 && runs.length < 2;
-    for (const each of [...host.children]) if (each !== answer.element) each.remove();
-    add(host, [front, here]);
+    host.querySelector(".here")?.remove();
+    host.append(here);
     if (place.live)
       front.ondblclick = ({ target }) => /** @type {Element} */ (target).closest(".head") && place.live?.turn();
     if (version < page.version) Object.assign(state, { query: place.chosen.query, key: place.chosen.key });
@@ -85,32 +91,55 @@ export function openLong(page, place) {
 
 /** Every head of the run, and the choice of the run and of what is shown of each. @param {Room} room */
 function drawFront(room) {
-  const { page, state, front, pictures, shell } = room;
+  const { page, state, front, pictures, shell, answer, place } = room;
   const { t } = shell;
-  const { runs } = page.header;
+  const { runs, why } = page.header;
   const { layers } = runs[state.address.run];
   const nameOfRun = (/** @type {any} */ run, /** @type {number} */ index) => [String(index), run.name || String(index)];
   const known = (/** @type {string} */ name) =>
     layers.some(({ statistics }) => statistics[name].some((/** @type {any} */ x) => x !== null));
-  const statistics = Object.keys(layers[0].statistics).filter(known);
-  const shown = statistics.includes(state.statistic) ? state.statistic : PICTURES;
-  const options = statistics.map((name) => [name, t(name)]);
+  const statistics = [...(why ? [OFF] : []), PICTURES, ...Object.keys(layers[0].statistics).filter(known)];
+  const shown = statistics.includes(state.statistic) ? state.statistic : statistics[0];
+  const options = statistics.map((name) => [name, t(name === PICTURES ? "its weights" : name)]);
   const pickRun = (/** @type {string} */ run) => pick(room, { ...state.address, run: Number(run) });
   const show = (/** @type {string} */ statistic) => {
     state.statistic = statistic;
     drawFront(room);
     byId("statistic")?.focus();
   };
+  const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
+    pick(room, { ...state.address, layer, head });
   const picks = h(
     "div.picks",
     runs.length > 1 && choice(t("run"), "run", runs.map(nameOfRun), String(state.address.run), pickRun),
-    choice(t("colour by"), "statistic", [[PICTURES, t("its weights")], ...options], shown, show),
+    choice(t("colour by"), "statistic", options, shown, show),
+    why && findField(shell, layers, choose),
   );
-  const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
-    pick(room, { ...state.address, layer, head });
-  const heads = grid(page, shown, state.address, choose, shell, pictures);
-  front.replaceChildren(h("div.headed", h("h2", t("every head")), picks), heads);
-  room.place.live?.mark();
+  const made = grid(page, shown, state.address, choose, shell, pictures, answer);
+  answer.show = (layer = place.chosen.layer, head = place.chosen.head) => {
+    write(answer.caption, made.wordsOf(layer, head));
+    answer.arcs(layer, head);
+  };
+  const title = why ? wordsOf(page, shell).grid : t("every head");
+  front.replaceChildren(h("div.headed", h("h2", title), picks), made.element);
+  answer.show();
+  place.live?.mark();
+}
+
+/** A field that finds a head by its name, such as 23.4. @param {Shell} shell @param {Layer[]} layers @param {(layer: number, head: number) => void} choose */
+function findField(shell, layers, choose) {
+  const oninput = (/** @type {any} */ { target }) => {
+    const [layer, head] = target.value.trim().split(".");
+    const place = layers.findIndex(({ name }) => name === layer);
+    if (layers[place]?.heads[head] === undefined) return;
+    choose(place, Number(head));
+    const field = /** @type {HTMLInputElement} */ (byId("find"));
+    field.value = target.value;
+    field.focus();
+  };
+  for (const digit of "123456789") shell.key(digit, () => (byId("find")?.focus(), false)); // which types it there
+  const label = shell.t("find");
+  return h("input", { type: "search", id: "find", placeholder: label, "aria-label": label, oninput });
 }
 
 /** The reader chooses a head. @param {Room} room @param {Address} address */

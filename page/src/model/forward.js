@@ -120,8 +120,8 @@ export function modelOf({ layers, heads, d_model: width, epsilon, neutral }, wei
         const at = { n, width, first: head * size, size };
         const seen = visible(change, layer, head, n);
         const { weights, sums } = attend(change, seen, rows, at, outputs);
-        if (change.off.some(([ofLayer, ofHead]) => ofLayer === layer && ofHead === head))
-          for (let i = 0; i < n; i++) outputs.fill(0, i * width + at.first, i * width + at.first + size);
+        for (const [, , row = 0] of change.off.filter((off) => off[0] === layer && off[1] === head))
+          for (let i = row; i < n; i++) outputs.fill(0, i * width + at.first, i * width + at.first + size);
         return { weights, seen, sums };
       });
       runs.push({ x, ...rows, heads: made });

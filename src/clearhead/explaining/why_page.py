@@ -26,8 +26,8 @@ _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {
     name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
 }  # the page puts these texts in
-_SAME = "shading parts part effect hidden share head off order find numbers map steps template"  # after "why"
-_WORDS = {name: f"why {name}" for name in (*_SAME.split(), "by layer", "by effect")}  # have nothing else to put in
+_SAME = "shading parts part effect hidden share head off numbers map steps template"  # after "why"
+_WORDS = {name: f"why {name}" for name in _SAME.split()}  # have nothing else to put in
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
 
