@@ -227,6 +227,11 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
         until(page, "document.querySelector('.choices [aria-pressed=true]').id === 'number-2'")
         changes = numbers_of(seen)[1].by_head.ravel()
         np.testing.assert_allclose([x for _, x in squares(page)], changes, rtol=0.02, atol=0.02)
+        page.locator(".front h2").click()
+        page.keyboard.press("h")
+        for waits in ("", "!"):
+            until(page, f"{waits}document.querySelector('.causes').classList.contains('stale')")
+        assert "Why" in page.locator("h1").text_content()
 
 
 def test_the_page_with_its_model_stays_small(model):

@@ -44,10 +44,11 @@ export function captionOf(page, run, layer, head, { t, language }) {
  */
 export function grid(page, statistic, chosen, choose, shell, pictures, said) {
   const { t, say } = shell;
+  const { why } = page.header;
   const { layers } = page.header.runs[chosen.run];
   const pictured = statistic === PICTURES;
   const valuesOf = (/** @type {number} */ layer) =>
-    statistic === OFF ? page.header.why.grid[layer] : (layers[layer].statistics[statistic] ?? []);
+    statistic === OFF ? why.grid[layer] : (layers[layer].statistics[statistic] ?? []);
   const values = layers.flatMap((_, index) => valuesOf(index)).filter((x) => x !== null);
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const shade = weighed(values.length ? most - least || 1 : 1, "linear");

@@ -78,7 +78,8 @@ export function openLong(page, place) {
       else if (moves) room.follow();
       if (version !== page.version) room.again();
       version = page.version;
-      if (drawn === version || isFolded(front)) return;
+      const waits = front.closest(".stale") && front.querySelector(".squares"); // for what made the answer
+      if (drawn === version || isFolded(front) || waits) return;
       drawn = version;
       redrawFront(room);
       pictures.again();
