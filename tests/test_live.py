@@ -236,3 +236,28 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
 
 def test_the_page_with_its_model_stays_small(model):
     assert len(encoded(ch.explain("humpty dumpty sat on")._document("en"))) <= 5_500_000
+
+
+SLIDE = """async () => {
+    const [slider, gaps] = [document.querySelector("#try-temperature"), []];
+    for (let [step, last] = [0, performance.now()]; step < 120; step++) {
+        slider.value = String(-3 + step / 20);
+        slider.dispatchEvent(new Event("input"));
+        await new Promise(requestAnimationFrame);
+        gaps.push(performance.now() - last);
+        last = performance.now();
+    }
+    return gaps.sort((a, b) => a - b);
+}"""
+
+
+@pytest.mark.long
+def test_frames_while_a_slider_moves_are_printed(running, model, capsys):
+    text = "mary had a little lamb its fleece was white as snow and"
+    assert len(model.tokenizer.continuation(text)) == 12
+    with opened(running, ch.explain(text, model).to_html(), wait=".try") as page:
+        until(page, READY)
+        gaps = page.evaluate(SLIDE)
+        assert "temperature" in page.evaluate("location.hash") or page.locator(".try .ribbon").is_visible()
+    with capsys.disabled():
+        print(f"\nframes a second while a slider moves: {1000 / np.mean(gaps):.0f}; 9 of 10 within {gaps[107]:.0f} ms")
