@@ -19,6 +19,7 @@ from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
+from terminal import call
 
 TEXT = "humpty dumpty sat on"
 HOSTILE = (
@@ -295,6 +296,14 @@ def test_with_a_sink_the_page_does_not_say_that_rows_sum_to_one(running):
         assert "its sink's share sum to 1" in text
         share = 1 - trace.weights[1].sum()
         assert f"{share:.4f}" in text
+
+
+def test_a_wrong_worked_example_says_so_at_the_top(running, tmp_path):
+    call("trace", Path(__file__).parents[1] / "examples/wrong.json", "--html", tmp_path / "wrong.html")
+    with opened(running, tmp_path / "wrong.html") as page:
+        said = page.locator("p.so")
+        assert "K is not transposed" in said.text_content()
+        assert said.bounding_box()["y"] < 200
 
 
 def test_given_tokens_name_rows_and_columns(running):

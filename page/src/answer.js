@@ -40,7 +40,10 @@ export function answerRoom(page, shell, live, bar) {
       const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
       heading.textContent = said.title ?? untitled;
       asked.replaceChildren(...[choices(why, said, shell) ?? []].flat());
-      so.textContent = said.so ?? "";
+      const wrong = (header.claims ?? []).filter((/** @type {any} */ { right }) => !right);
+      const mistakeOf = (/** @type {any} */ { text, mistake }) =>
+        text[language] + (mistake ? ` — ${mistake[language]}` : "");
+      so.textContent = said.so ?? wrong.map(mistakeOf).join(" ");
       const causeless = !said.title && !live && first?.name;
       note.textContent = causeless ? (first.statistics.effect ? t("first order") : "") + t("no causes") : "";
       Object.assign(room, { template: said.template, legend: "", arcs: () => {}, drawn: () => {}, point: () => {} });

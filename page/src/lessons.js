@@ -1,6 +1,5 @@
 // The room that shows how weights are learned.
 
-import { barList } from "./barlist.js";
 import { signed, weighed } from "./colour.js";
 import { h, isStill, slider, svg } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
@@ -108,4 +107,19 @@ function learn(page, { gradient, steepest, next, names, matrices, tokens, curve,
     },
     [h("div.hold", block(words.loss, loss), lists), words.groups.map(groupOf), h("p.aside", words.check)],
   ];
+}
+
+/** A list of bars with names, whose lengths and numbers change. @param {Child[]} names @param {(x: number) => string} format */
+function barList(names, format) {
+  const rows = names.map(() => ({ bar: h("span.share"), figures: h("span.figures") }));
+  const items = rows.map(({ bar, figures }, index) => h("li", h("bdi", names[index]), h("span.track", bar), figures));
+  return {
+    list: h("ol.next", items),
+    set: (/** @type {ArrayLike<number>} */ values, most = 1) =>
+      rows.forEach(({ bar, figures }, index) => {
+        const x = values[index] ?? 0;
+        bar.style.width = `${(100 * x) / most}%`;
+        figures.textContent = format(x);
+      }),
+  };
 }
