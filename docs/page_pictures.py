@@ -54,6 +54,8 @@ def hide_a_word(page: Any) -> None:
     page.locator(".try summary").click()
     page.locator(".passage .token").nth(4).dblclick()
     page.locator("#try-scale").select_option("none")
+    until(page, "document.querySelector('.stale') !== null")
+    until(page, "document.querySelector('.stale') === null")  # what made the new answer is there
     drawn(page)
 
 

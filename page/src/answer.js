@@ -63,6 +63,7 @@ export function answerRoom(page, shell, live, bar) {
       shown = now;
       if (facts.live) {
         const [likeliest, share] = facts.next[0];
+        if (!header.why) for (const each of [asked, so]) each.replaceChildren(); // they are of the run before
         (header.why ? so : heading).textContent = t("title live", { token: spelled(likeliest), share: percent(share) });
       }
       const ways = facts.way?.position === token ? facts.way.choices : [];
