@@ -163,8 +163,7 @@ def random_llama(place: Path, kind: str, tokenizer: Path, layers: int = 16, widt
         writer.add_tensor(name, data.reshape(rows, -1), raw_dtype=packing)
 
     add("token_embd.weight", len(source.fields["tokenizer.ggml.tokens"].data), width)
-    norms = ["output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(layers) for part in ("attn", "ffn"))]
-    for norm in norms:
+    for norm in ["output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(layers) for part in ("attn", "ffn"))]:
         writer.add_tensor(f"{norm}.weight", np.ones(width, np.float32))
     keys = width // heads * kv_heads
     shapes = {"attn_q": (width, width), "attn_k": (keys, width), "attn_v": (keys, width), "attn_output": (width, width)}
@@ -191,5 +190,6 @@ if __name__ == "__main__":
         print(peak(), file=sys.stderr)
         sys.exit(code)
     if sys.argv[1] == "profile":
-        sys.exit(profile(sys.argv[2], int(sys.argv[3])))
-    print(json.dumps(_ours(sys.argv[1], *map(int, sys.argv[2:]))))
+        profile(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(json.dumps(_ours(sys.argv[1], *map(int, sys.argv[2:]))))

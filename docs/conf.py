@@ -72,13 +72,10 @@ def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines
     lines[:] = "\n".join(made).splitlines()
 
 
-def no_notebook(_folder: str, names: list[str]) -> list[str]:
-    """The names of what is no notebook."""
-    return [name for name in names if not name.endswith(".ipynb")]
-
-
 def setup(app: Any) -> None:
     """Connect both, and bring the notebooks, which Sphinx finds below its own folder only."""
-    shutil.copytree(HERE.parent / "examples", HERE / "notebooks", ignore=no_notebook, dirs_exist_ok=True)
+    (HERE / "notebooks").mkdir(exist_ok=True)
+    for book in (HERE.parent / "examples").glob("*.ipynb"):
+        shutil.copy(book, HERE / "notebooks")
     app.connect("source-read", to_other_language)
     app.connect("autodoc-process-docstring", as_rst)

@@ -90,7 +90,7 @@ def dense(model, ids, added=None, weigh=None, factors=None):
         name = f"h.{layer}"
         x = normal(hidden, f"{name}.ln_1")
         q, k, v = ((x @ w[f"{name}.attn.w_{p}"] + w[f"{name}.attn.b_{p}"]).reshape(n, -1, width) for p in "qkv")
-        scores = np.einsum("ihc,jhc->hij", q, k) * config.scales[layer] + (0 if added is None else added[layer])
+        scores = np.einsum("ihc,jhc->hij", q, k) * config.scale + (0 if added is None else added[layer])
         a = softmax(np.where(np.tri(n, dtype=bool), scores, -np.inf))
         weights.append(a)
         o = np.einsum("hij,jhc->hic", a if weigh is None else weigh(layer, a.copy()), v)

@@ -42,8 +42,7 @@ def drawn(rng, dtype=np.float64, activation=None, **sizes):
     data = {"model_type": "gpt2", "n_layer": int(rng.integers(1, 4)), "n_head": heads, "n_embd": heads * d_k}
     data |= {"n_inner": 11, "n_positions": 40, "vocab_size": 23}
     data["activation_function"] = activation or str(rng.choice(sorted(ACTIVATIONS)))
-    flags = ("tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
-    data |= {name: bool(rng.integers(2)) for name in flags}
+    data["tie_word_embeddings"] = bool(rng.integers(2))
     data |= {KEYS.get(name, name): value for name, value in sizes.items()}
     config = config_of(Path("config.json"), data)
     d, mlp, weights = config.d_model, config.d_mlp, {}

@@ -71,8 +71,6 @@ GEMMA4 = {
 }  # fmt: skip
 CASES = {
     "gpt2": ("GPT2", {}),
-    "gpt2, scaled by layer": ("GPT2", {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}),
-    "gpt2, not scaled": ("GPT2", {"activation_function": "silu", "scale_attn_weights": False}),
     "gpt2, exact gelu, own output": ("GPT2", {
         "activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 77
     }),
@@ -106,7 +104,6 @@ CASES = {
     "starcoder 2": ("Starcoder2", {"sliding_window": 6}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 7}),
     "qwen3-moe": ("Qwen3Moe", QWEN),
-    "qwen3-moe, a layer without": ("Qwen3Moe", QWEN | {"mlp_only_layers": [1], "norm_topk_prob": False}),
     "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
     "gpt-oss": ("GptOss", OSS),
     "gpt-oss, other limit": ("GptOss", OSS | {"swiglu_limit": 2.0}),
@@ -143,7 +140,7 @@ CASES = {
     "qwen3, yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
 }  # fmt: skip
 # Those that GGUF has no key or architecture for.
-UNKNOWN = ("opt", "ministral", "glm", "gpt-oss, other limit", "qwen3-moe, a layer without")
+UNKNOWN = ("opt", "ministral", "glm", "gpt-oss, other limit")
 NO_KEY = [(name, "gguf") for name in CASES if name.startswith(("gpt2, ", "qwen2, ")) or name in UNKNOWN]
 N = 40
 
@@ -276,7 +273,7 @@ def choices_off(config):
     """The config with one of its choices taken back at a time."""
     yield "centred", config._replace(centred=not config.centred)
     yield "activation", config._replace(activation="tanh")
-    yield "scales", config._replace(scales=(config.scales[0] * 1.1,) * config.layers)
+    yield "scale", config._replace(scale=config.scale * 1.1)
     numbers = ("d_input", "clip", "softcap", "logit_softcap", "embedding_scale", "added_scale", "logit_scale", "limit")
     for name in (*numbers, "parallel", "normed_last"):
         if getattr(config, name) != (usual := Config._field_defaults[name]):

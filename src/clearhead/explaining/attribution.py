@@ -156,7 +156,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
         if f"{name}.post_ffw_norm.weight" in weights:
             wrote = _norm(decoder, f"{name}.post_ffw_norm", decoder.mlp(number, row)[0])
         more: dict[str, Any] = {"read": read and read[0], "wrote": wrote and wrote[0], "sizes": (size.d_mlp,)}
-        if config.sparse[number]:
+        if config.experts:
             experts, shares, _ = chosen(weights, config, number, decoder.normed(f"{name}.ffn_norm", row))
             took = tuple(zip(experts[0].tolist(), shares[0].tolist(), strict=True))
             more |= {"sizes": (config.d_expert,), "experts": took}

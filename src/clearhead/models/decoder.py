@@ -62,7 +62,7 @@ class Decoder:
     def rules(self, number: int) -> dict[str, Any]:
         """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
         rules: dict[str, Any] = {"causal": True}
-        window, scale = self.config.windows[number], self.config.scales[number]
+        window, scale = self.config.windows[number], self.config.scale
         if window is not None:
             rules["window"] = (window - 1, None)
         if scale != self.config.sizes[number].d_k ** -0.5:

@@ -39,14 +39,13 @@ class Config(NamedTuple):
     sizes           of each layer; `kv_heads` and `d_mlp` are those of the first
     d_input         how many numbers of its token each layer is given beside the stream (Gemma 4)
     windows         of each layer how many keys a query sees, itself included; None: all before it
-    scales          of each layer what q·k is multiplied by
+    scale           what q·k is multiplied by
     ropes           of each layer its rotary positions; None: it has none
     slopes          of each head what ALiBi subtracts from a logit for each position between query and key; (): nothing
     clip            the most that a number of a query, key or value may be, and its least the same below 0
     added_scale     what attention and MLP multiply by what they add to the residual stream
     parallel        does the MLP read what attention reads, the stream before the layer?
     normed_last     are queries and keys normed after they were turned, instead of before?
-    sparse          which layers have experts
     experts         of an MLP; `chosen` of them compute each token, with shares that sum to 1 where `shares_sum`
     limit           where it is there, an MLP is down(act(min(gate, limit))·(1 + up cut to ±limit))
     """
@@ -68,7 +67,7 @@ class Config(NamedTuple):
     sizes: tuple[LayerSizes, ...] = ()
     d_input: int = 0
     windows: tuple[int | None, ...] = ()
-    scales: tuple[float, ...] = ()
+    scale: float = 0.0
     ropes: tuple["Rope | None", ...] = ()
     slopes: tuple[float, ...] = ()
     clip: float | None = None
@@ -79,7 +78,6 @@ class Config(NamedTuple):
     logit_scale: float = 1.0
     parallel: bool = False
     normed_last: bool = False
-    sparse: tuple[bool, ...] = ()
     experts: int = 0
     chosen: int = 0
     d_expert: int = 0

@@ -79,7 +79,6 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
     windows = _windows(read, family, layers)
     sizes = layer_sizes(read, windows)
     experts = next((key for key in ("num_experts", "num_local_experts") if data.get(key)), None)
-    without, step = data.get("mlp_only_layers") or [], read.whole("decoder_sparse_step", 1)
     if experts and not (read.whole("num_experts_per_tok") <= read.whole(experts) <= _MOST_LAYERS):
         raise FileError(f"{path}: {read.keys.get(experts, experts)} is {data[experts]}, which cannot be.")
     return Config(
@@ -99,7 +98,9 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         sizes=sizes,
         d_input=int(read.number("hidden_size_per_layer_input", 0, 0, _MOST_INPUT)),
         windows=windows,
-        scales=_scales(read, name, layers, sizes[0].d_k),
+        scale=read.number(
+            "attention_multiplier", read.number("query_pre_attn_scalar", sizes[0].d_k, 1e-9) ** -0.5, 1e-9
+        ),
         ropes=_ropes(read, family, windows, [size.d_k for size in sizes], positions),
         slopes=alibi_slopes(heads, read.number("alibi_bias_max", 8, 1e-9)) if "alibi_bias_max" in data else (),
         clip=read.maybe("clip_qkv"),
@@ -111,7 +112,6 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
         parallel=bool(data.get("use_parallel_residual", family.parallel)),
         normed_last=family.normed_last,
         experts=read.whole(experts) if experts else 0,
-        sparse=tuple(bool(experts) and layer not in without and (layer + 1) % step == 0 for layer in range(layers)),
         chosen=read.whole("num_experts_per_tok") if experts else 0,
         d_expert=read.whole("moe_intermediate_size", data.get("intermediate_size")) if experts else 0,
         shares_sum=bool(data.get("norm_topk_prob", False)),
@@ -159,16 +159,6 @@ def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...
     if len(chosen) != layers or not all(isinstance(each, bool) for each in chosen):
         raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected one for each layer.")
     return tuple(window if each else None for each in chosen)
-
-
-def _scales(read: Reader, name: str, layers: int, d_k: int) -> tuple[float, ...]:
-    if name == "gpt2":
-        scale = d_k**-0.5 if read.data.get("scale_attn_weights", True) else 1.0
-        divided = read.data.get("scale_attn_by_inverse_layer_idx", False)
-        return tuple(scale / (layer + 1) if divided else scale for layer in range(layers))
-    if "attention_multiplier" in read.data:
-        return (read.number("attention_multiplier", 1.0, 1e-9),) * layers
-    return (read.number("query_pre_attn_scalar", d_k, 1e-9) ** -0.5,) * layers
 
 
 def _ropes(

@@ -205,7 +205,7 @@ def config_of(file: GGUF) -> Config:
         raise NotInNumPyError(f"{file.path}: {what}")
     large = {"gemma2": 46, "gemma3": 62}.get(architecture) == config.layers  # the 27B models
     if large and "attention_multiplier" not in data:
-        return config._replace(scales=((config.d_model / config.heads) ** -0.5,) * config.layers)
+        return config._replace(scale=(config.d_model / config.heads) ** -0.5)
     return config
 
 

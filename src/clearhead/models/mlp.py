@@ -83,7 +83,7 @@ def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Arr
 
 def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
     """What a layer's MLP makes of its normed input, both (…, tokens, d_model), before its own norm."""
-    if not config.sparse[number]:
+    if not config.experts:
         return one(weights, config, number, "", x)
     rows = x.reshape(-1, x.shape[-1])
     experts, shares, _ = chosen(weights, config, number, rows)
@@ -96,7 +96,7 @@ def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
 
 def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
     """The derivative by the MLP's normed input from that by its output, before its own norm."""
-    if not config.sparse[number]:
+    if not config.experts:
         return one_back(weights, config, number, "", x, upstream)[0]
     rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
     experts, shares, every = chosen(weights, config, number, rows)

@@ -122,7 +122,7 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
         matrices |= {"attn_v": (keys, d)} if size.values else {}
         matrices |= {"ffn_gate.input": (given, d), "ffn_down.input": (d, given)} if given else {}
         experts, inner = [""], size.d_mlp
-        if config.sparse[layer]:
+        if config.experts:
             experts, inner = [f".{expert}" for expert in range(config.experts)], config.d_expert
             matrices["ffn_gate_inp"] = config.experts, d
         for expert in experts:
