@@ -7,7 +7,6 @@ language leads to where that is built.
 """
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +75,6 @@ def setup(app: Any) -> None:
     """Connect both, and bring the notebooks, which Sphinx finds below its own folder only."""
     (HERE / "notebooks").mkdir(exist_ok=True)
     for book in (HERE.parent / "examples").glob("*.ipynb"):
-        shutil.copy(book, HERE / "notebooks")
+        (HERE / "notebooks" / book.name).write_bytes(book.read_bytes())
     app.connect("source-read", to_other_language)
     app.connect("autodoc-process-docstring", as_rst)

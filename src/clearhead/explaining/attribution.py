@@ -277,14 +277,11 @@ def _words(way: Way, language: Language) -> dict[str, Any]:
         "logit": say(language, "way logit", **between),
         "stream": say(language, "way stream", tokens=tokens, d_model=d_model, token="{token}"),
         "parts": [part_name(part, d_model, language) + experts_of(part, language, "; ") for part in way.parts],
-        "norms": [_norms(part, d_model, language) for part in way.parts],
+        "norms": [  # before and after each layer's part, with the 0 that each adds
+            [norm and say(language, "way norm zero", norm=norm_name(norm, d_model, language)) for norm in norms]
+            for norms in ((None, None) if part.layer is None else (part.read, part.wrote) for part in way.parts)
+        ],
         "layers": {layer: say(language, "way layer", layer=layer) for layer in layers},
         "notes": [capitalised(note, language) for note in notes(way, language)],
         "constant": capitalised(say(language, "way constant"), language),
     }
-
-
-def _norms(part: WayPart, d_model: int, language: Language) -> list[str | None]:
-    """The norms before and after a layer's part, each with the 0 that it adds."""
-    norms = (part.read, part.wrote) if part.layer is not None else (None, None)
-    return [norm and say(language, "way norm zero", norm=norm_name(norm, d_model, language)) for norm in norms]

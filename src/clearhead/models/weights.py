@@ -62,8 +62,10 @@ class Stored:
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data[chosen]
-        if self.scales is not None:
-            numbers = _of_fours(part, self.scales[chosen])
+        if self.scales is not None:  # two numbers of four bits in a byte, the first below
+            signed = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+            fours = signed[np.stack([part & 15, part >> 4], axis=-1).reshape(*part.shape[:-1], 32)]
+            numbers = np.ldexp(fours, self.scales[chosen].astype(np.int32)[..., None] - 127).reshape(len(part), -1)
         elif self.kind == "BF16":  # the upper half of a float32
             numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.kind in DTYPES:
@@ -111,14 +113,6 @@ class Stored:
                 else:
                     made[:, some] = rows @ w.T
         return made.reshape(*x.shape[:-1], -1)
-
-
-def _of_fours(data: Array, exponents: Array) -> Array:
-    """The numbers of blocks in gpt-oss's form of MXFP4: two of four bits in a byte, the first below."""
-    signed = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-    fours = np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 32)
-    made = np.ldexp(signed[fours], exponents.astype(np.int32)[..., None] - 127)
-    return np.asarray(made.reshape(len(data), -1))
 
 
 def packings() -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from clearhead.view.head_summary import first_key
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 
+Names = Sequence[str] | None  # of tokens
 SVG_SIDE = 64  # larger matrices are pooled to so many pixels a side
 
 
@@ -34,23 +35,13 @@ def document_of(seen: Display, options: Page) -> Document:
     return document([run], run.name if title is None else title, options.get("language", "en"))
 
 
-def svg_of(
-    seen: Display, head: int, layer: int | str, batch: int, tokens: Sequence[str] | None, sources: Sequence[str] | None
-) -> str:
+def svg_of(seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names) -> str:
     """One head's weights as SVG text. Raises as `Display.to_svg`."""
     weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
     return images.svg(weights, masked, rows, cols, name=name, cell=24 if len(weights) <= 24 else 14, high=high)
 
 
-def plot_of(
-    seen: Display,
-    head: int,
-    layer: int | str,
-    batch: int,
-    tokens: Sequence[str] | None,
-    sources: Sequence[str] | None,
-    ax: Any,
-) -> Any:
+def plot_of(seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names, ax: Any) -> Any:
     """One head's weights on matplotlib's axes. Raises as `Display.plot`."""
     weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
     ax = images.axes() if ax is None else ax
@@ -79,8 +70,8 @@ def bundle_of(seen: Display) -> dict[str, str]:
 
 
 def _picture(
-    seen: Display, head: int, layer: int | str, batch: int, tokens: Sequence[str] | None, sources: Sequence[str] | None
-) -> tuple[Array, Array, str, float, Sequence[str] | None, Sequence[str] | None]:
+    seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names
+) -> tuple[Array, Array, str, float, Names, Names]:
     """One head: its weights, what is masked, its name, where the colour scale ends, the names of its rows and columns.
 
     Above SVG_SIDE, pixels show their largest weight, without names. O(queries·keys) time.
@@ -131,7 +122,7 @@ def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
     return replace(run, layers=layers, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
 
 
-def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+def _names(run: ShownRun, layer: ShownLayer) -> tuple[Names, Names]:
     """The names of a layer's rows and columns, None where they are not known."""
     texts = {"tokens": run.tokens, "sources": run.sources}.get(layer.text)
     cols = run.sources if layer.cross else texts
