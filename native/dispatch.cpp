@@ -92,7 +92,7 @@ std::vector<Candidate> candidates() {
     const bool avx2 = all_bits(saved, {1, 2}) && all_bits(basic.c, {12, 28, 29}) &&          // FMA, AVX, F16C
                       all_bits(extended.b, {3, 5, 8});                                       // BMI1, AVX2, BMI2
     const bool avx512 = avx2 && saves_avx512 && all_bits(extended.b, {16, 17, 28, 30, 31});  // F, DQ, CD, BW, VL
-    const bool pairs = avx512 && all_bits(more.a, {5}) && all_bits(extended.c, {11});  // BF16, VNNI
+    const bool pairs = avx512 && all_bits(more.a, {5}) && all_bits(extended.c, {11});        // BF16, VNNI
     const bool amx = pairs && all_bits(saved, {17, 18}) && all_bits(extended.d, {22, 24}) && may_use_tiles();
     return {CLEARHEAD_CANDIDATE(amx, amx), CLEARHEAD_CANDIDATE(avx512bf16, pairs), CLEARHEAD_CANDIDATE(avx512, avx512),
             CLEARHEAD_CANDIDATE(avx2, avx2), CLEARHEAD_CANDIDATE(sse2, true)};

@@ -17,8 +17,8 @@ template <int NUMBERS, int SHARE = 32> struct Codes {
     float scale[NUMBERS / SHARE], offset[NUMBERS / SHARE];
 };
 
-// Codes that are halves of bytes, less `centre`: each `size` bytes, from the byte `first` on, have as many codes in their
-// lower halves and the next ones in their upper halves; 0: other codes.
+// Codes that are halves of bytes, less `centre`: each `size` bytes, from the byte `first` on, have as many codes in
+// their lower halves and the next ones in their upper halves; 0: other codes.
 struct Halves {
     int size, first, centre;
 };
@@ -92,8 +92,8 @@ CLEARHEAD_INLINE void add_sixteen(int8_t* codes, uint32_t bits) {
 
 // Blocks of 32: a scale, an offset where OFFSET, the fifth bits where BITS is 5, and 16 bytes of which the lower halves
 // come first. CENTRE is what a code of 0 stands for.
-template <int BITS, bool OFFSET, int CENTRE, int BYTES = 18 + 2 * OFFSET + 4 * (BITS == 5)>
-struct Plain : Packed<32, BYTES, Scales::in_front, OFFSET, Halves{BITS == 4 ? 16 : 0, BYTES - 16, CENTRE}> {
+template <int BITS, bool OFFSET, int CENTRE, int BYTES = 18 + 2 * OFFSET + 4 * (BITS == 5)> struct Plain
+    : Packed<32, BYTES, Scales::in_front, OFFSET, Halves{BITS == 4 ? 16 : 0, BYTES - 16, CENTRE}> {
     using Block = Codes<32>;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         to.scale[0] = half_at(block);

@@ -29,8 +29,7 @@ template <class K> constexpr int kCentre = K::in_halves.size ? K::in_halves.cent
 
 // Rounds a span of so many blocks to 24 bits, or to as many as keep the sums of whole numbers times codes, of which the
 // largest is `largest`, below 2³¹. The scale is NaN where a number is not finite.
-template <int SHARE>
-void round_span(const float* x, int64_t blocks, float largest, int centre, Rounded<SHARE>* to) {
+template <int SHARE> void round_span(const float* x, int64_t blocks, float largest, int centre, Rounded<SHARE>* to) {
     constexpr int lanes = kLanes<float>;
     Vec<float> most = {}, nothing = {};
     float sums = 0;
@@ -75,9 +74,9 @@ CLEARHEAD_INLINE __m512i four_digits(const int8_t* from) {
 }
 
 // Adds to `kept` the products of T tokens with a tile's rows, over the blocks of a span.
-template <int SHARE, bool CENTRED, bool OFFSET, int T>
-void multiply_tile(const Rounded<SHARE>* x, int64_t pitch, const Codes4<SHARE>* w, int64_t blocks,
-                   Vec<float> (*kept)[kTall]) {
+template <int SHARE, bool CENTRED, bool OFFSET, int T> void multiply_tile(const Rounded<SHARE>* x, int64_t pitch,
+                                                                          const Codes4<SHARE>* w, int64_t blocks,
+                                                                          Vec<float> (*kept)[kTall]) {
     Vec<float> total[T][kTall] = {};
     const Rounded<SHARE>* const first = x;
     for (; blocks > 0; --blocks, ++x, ++w) {
@@ -222,7 +221,7 @@ template <class K> struct InIntegers {
           first(task * rows_of(job)),
           count(job.rows - first < rows_of(job) ? job.rows - first : rows_of(job)),
           weights(static_cast<Codes4<share>*>(scratch)),
-          kept(reinterpret_cast<Vec<float>(*)[kTall]>(weights + kStrips * span_blocks)) {}
+          kept(reinterpret_cast<Vec<float> (*)[kTall]>(weights + kStrips * span_blocks)) {}
 
     void run() {  // of one token, strip by strip, as they lie in memory
         const int64_t step = job.tokens > 1 ? kStrips * kStripRows : kStripRows;
@@ -252,8 +251,8 @@ template <class K> struct InIntegers {
     template <int T> int64_t tiles(int64_t t, int64_t k, int64_t strips) {
         const X* x = static_cast<const X*>(job.rounded) + t * blocks + k / share;
         for (int64_t s = 0; s < strips; ++s)
-            multiply_tile<share, kCentre<K> != 0, K::has_offset, T>(x, blocks, weights + s * span_blocks, span_of(job, k) / share,
-                                                   kept + s * job.tokens + t);
+            multiply_tile<share, kCentre<K> != 0, K::has_offset, T>(x, blocks, weights + s * span_blocks,
+                                                                    span_of(job, k) / share, kept + s * job.tokens + t);
         return T;
     }
 
