@@ -229,7 +229,7 @@ class Explanation(Tabular, Framing):
             where |= {"layer": best.layer, "head": best.head}
             own = self.answer == self.next[0].text and not self.rivals.compared
             change = best.truth if own else None
-        made = steps_of_text(self.prompt, self.model, **where, count=count)
+        made = steps_of_text(self.reading, self.model, **where, count=count)
         return made if change is None else replace(made, change=change, chosen=(True, True))
 
     def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:

@@ -32,10 +32,12 @@ class Split(NamedTuple):
 
 
 def read(model: LanguageModel, text: Any) -> Reading:
-    """A text as it is, or a list of messages by the model's template.
+    """A text as it is, or a list of messages by the model's template; what was read already is returned.
 
     Raises DtypeError for anything else, FileError for what is not Unicode, and what `model.tokens` and `model.chat` do.
     """
+    if isinstance(text, Reading):
+        return text
     if isinstance(text, str):
         return Reading(text, model.tokenizer.tokens(text))
     if not isinstance(text, (list, tuple)):

@@ -53,7 +53,7 @@ def document(seen: Any, language: Language) -> Document:
     causes = seen.to_json()
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
-    steps = steps_of_text(seen.prompt, seen.model, **chosen)
+    steps = steps_of_text(seen.reading, seen.model, **chosen)
     g, run = None, seen.again.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
         lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
