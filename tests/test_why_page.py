@@ -46,6 +46,12 @@ def near(result, expected):
 # the document
 
 
+def test_the_page_of_a_word_reads_what_was_said_before_it():
+    found = ch.explain(TEXT, shipped(), answer=" lamb its fleece", word="fleece")
+    runs = document(found).header["runs"]
+    assert "".join(runs[0]["tokens"]) == found.text == f"{TEXT} lamb its"
+
+
 def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
     monkeypatch.setattr(head_steps, "ROOM", 1)  # for one layer
     first = seen.heads[0].layer
