@@ -92,10 +92,10 @@ def drawn_change(rng, kind, n):
 
 def layers_of(model, ids, change):
     """Each layer's weights, and the stream after it."""
-    n, decoder = len(ids), model.decoder
+    n, decoder, inputs = len(ids), model.decoder, model.decoder.inputs(ids)
     stream = decoder.embedded([model.tokenizer.neutral, *ids[1:]] if 0 in change.hidden else ids)
     for layer in range(2):
-        run = decoder.layer(layer, stream)
+        run = decoder.layer(layer, stream, {}, [])
         seen = np.repeat(np.tri(n, dtype=bool)[None] | (not change.causal), 8, axis=0)
         seen &= ~np.isin(np.arange(n), [key for key in change.hidden if key]) | np.eye(n, dtype=bool)
         for _, head, i, j in (cut for cut in change.cuts if cut[0] == layer):
@@ -110,7 +110,7 @@ def layers_of(model, ids, change):
         heads = weights @ run.v
         for _, head in (off for off in change.off if off[0] == layer):
             heads[head] = 0
-        stream = decoder.after(layer, stream, decoder.mixed(layer, heads))
+        stream = decoder.after(layer, stream, decoder.mixed(layer, heads), inputs[:, layer])
         yield weights, stream
 
 

@@ -172,12 +172,12 @@ def test_the_rival_is_a_whole_word(text, answer, expected):
     words = [" Paris", " Lon", " London", " Rome", " 7", " 8", "don", " is"]
 
     class Words:
-        tokenizer = SimpleNamespace(text=words.__getitem__)
+        tokenizer = SimpleNamespace(text=words.__getitem__, fits=lambda place, more: None)
 
         @staticmethod
-        def generate(ids, count, run):
-            assert run.logits.shape == (1, len(words))
-            return [6 if ids[-1] == 1 else 7][:count]
+        def again(run, variants, rows):
+            assert (run.logits.shape, rows) == ((1, len(words)), range(1, 2))
+            return [np.eye(len(words))[[6 if each.ids[1] == 1 else 7]] for each in variants]
 
     run = SimpleNamespace(logits=np.array([[9.0, 8.5, 8, 7, 6, 5, 1, 2]]), edits=())
     reading = Reading(text, [Token(7, " is", 0, 1)], [])
