@@ -186,7 +186,7 @@ def test_gestures_keys_and_the_way_back(running, model, explained):
         page.locator("h1").click()
         for key in ("s", "m", "o", ">", "h", "c"):
             page.keyboard.press(key)
-        page.wait_for_timeout(200)  # the address follows
+        until(page, "location.hash.includes('cuts=')")  # the address follows
         address = page.evaluate("location.hash")
         for part in ("scale=d_k", "causal=false", "over=columns", "temperature=1.18", "off=", "cuts="):
             assert part in address
