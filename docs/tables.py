@@ -1,4 +1,4 @@
-"""Fill the READMEs' tables of speed and those of docs: python docs/tables.py writes, --check compares.
+"""Fill the tables of speed in the READMEs and in docs: python docs/tables.py writes, --check compares.
 
 Speeds and shares come from the newest file that `python -m benchmarks --save` wrote below benchmarks/results; errors
 are the last two rows of the table that benchmarks/errors.py prints, as docs/performance.md has it. What statistics
@@ -29,31 +29,30 @@ HEADS = {
     "zh": ("", "对比对象", "平均", "最差", "clearhead 占比", "对方占比"),
 }
 OUTPUT_ALONE = "clearhead"  # as a peer: the same engine, asked for the output alone
-PEERS = {
-    "torch": ("PyTorch", "PyTorch"),
-    "onnxruntime": ("onnxruntime", "onnxruntime"),
-    "materialised": ("PyTorch, weights stored", "PyTorch，存下全部权重"),
+SPEEDS = {
+    ("full", "torch"): "speed, float32, 512 to 8,192 tokens",
+    ("full", "onnxruntime"): "the same",
+    ("causal", "torch"): "speed, causal, float32, 256 to 8,192 tokens",
+    ("causal", "onnxruntime"): "the same",
+    ("bfloat16", "torch"): "speed, bfloat16",
+    ("backward", "torch"): "speed, gradients",
+    ("backward causal", "torch"): "speed, gradients, causal",
+    ("decode", "torch"): "speed, decoding one query",
+    ("decode grouped", "torch"): "speed, decoding, 4 query heads per key head",
+    ("tiny", "torch"): "speed, 2 or 4 tokens",
+    ("observe", "torch"): "speed, output and five statistics",
+    ("observe", OUTPUT_ALONE): "the same",
+    ("observe", "materialised"): "the same",
 }
-SPEEDS: dict[tuple[str, str], tuple[str, str]] = {
-    ("full", "torch"): ("speed, float32, 512 to 8,192 tokens", "速度，float32，512 至 8,192 个词元"),
-    ("full", "onnxruntime"): ("the same", "同上"),
-    ("causal", "torch"): ("speed, causal, float32, 256 to 8,192 tokens", "速度，因果，float32，256 至 8,192 个词元"),
-    ("causal", "onnxruntime"): ("the same", "同上"),
-    ("bfloat16", "torch"): ("speed, bfloat16", "速度，bfloat16"),
-    ("backward", "torch"): ("speed, gradients", "速度，梯度"),
-    ("backward causal", "torch"): ("speed, gradients, causal", "速度，梯度，因果"),
-    ("decode", "torch"): ("speed, decoding one query", "速度，解码单个查询"),
-    ("decode grouped", "torch"): ("speed, decoding, 4 query heads per key head", "速度，解码，每个键头对应 4 个查询头"),
-    ("tiny", "torch"): ("speed, 2 or 4 tokens", "速度，2 或 4 个词元"),
-    ("observe", "torch"): ("speed, output and statistics", "速度，输出加统计量"),
-    ("observe", OUTPUT_ALONE): ("the same", "同上"),
-    ("observe", "materialised"): ("the same", "同上"),
+PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "materialised": "PyTorch, weights stored"}
+PEERS[OUTPUT_ALONE] = "clearhead, output alone"
+ERROR = "error of the output, {dtype}"
+CHINESE = {  # the READMEs show these rows, and no others
+    SPEEDS["full", "torch"]: "速度，float32，512 至 8,192 个词元",
+    SPEEDS["observe", "torch"]: "速度，输出加五项统计量",
+    ERROR.format(dtype="float32"): "输出的误差，float32",
+    "PyTorch, output alone": "PyTorch，只算输出",
 }
-ALONE = {
-    ("observe", "torch"): ("PyTorch, output alone", "PyTorch，只算输出"),
-    ("observe", OUTPUT_ALONE): ("clearhead, output alone", "clearhead，只算输出"),
-}
-ERROR = ("error of the output, {dtype}", "输出的误差，{dtype}")
 
 
 def newest(results: Path = RESULTS) -> dict[str, Any]:
@@ -99,21 +98,25 @@ def errors() -> dict[str, tuple[str, str]]:
     return {dtype: (means[i], worst[i]) for i, dtype in enumerate(cells[0][1:])}
 
 
-def figures(data: dict[str, Any], language: str) -> str:
-    """The README's table in one language, and below it where it was measured."""
-    place = list(READMES).index(language)
+def figures(data: dict[str, Any], readme: str | None = None) -> str:
+    """The table of means, or of the README in this language, and below it where it was measured."""
+    language = readme or "en"
     lines = []
     for (group, peer), label in SPEEDS.items():
         result = list(compared(data["rows"], group, peer))
         if result:
             ratios, *shares = zip(*result, strict=True)
             speeds = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios))]
-            beside = ALONE.get((group, peer)) or PEERS[peer]
-            lines.append((label[place], beside[place], *speeds, *map(_mean_share, shares)))
-    for dtype, worse in errors().items():
-        lines.append((ERROR[place].format(dtype=dtype), PEERS["torch"][place], *worse, "", ""))
+            beside = "PyTorch, output alone" if (group, peer) == ("observe", "torch") else PEERS[peer]
+            lines.append((label, beside, *speeds, *map(_mean_share, shares)))
+    lines += [(ERROR.format(dtype=dtype), PEERS["torch"], *worse, "", "") for dtype, worse in errors().items()]
+    if readme:
+        lines = [line for line in lines if line[0] in CHINESE]
+    if readme == "zh":
+        lines = [tuple(CHINESE.get(cell, cell) for cell in line) for line in lines]
     table = written.table(HEADS[language], lines, [True, True, False, False, False, False])
-    return "\n".join([*table, "", *_paragraphs(data, language)]) + "\n"
+    where = list(_paragraphs(data, language))
+    return "\n".join([*table, "", *(where[:2] if readme else where)]) + "\n"
 
 
 def cases(data: dict[str, Any]) -> str:
@@ -156,8 +159,8 @@ def main() -> int:
     check = parser.parse_args().check
     stale, data = [], newest()
     readmes = [(path, "figures", figures(data, language)) for language, path in READMES.items()]
-    pages = [(PAGE, "cases", cases(data)), (HERE / "matrix.md", "statistics", statistics())]
-    for path, mark, table in (*readmes, *pages):
+    speeds = [(PAGE, "figures", figures(data)), (PAGE, "cases", cases(data))]
+    for path, mark, table in (*readmes, *speeds, (HERE / "matrix.md", "statistics", statistics())):
         old = path.read_text(encoding="utf-8")
         new = filled(old, mark, table)
         if not check:

@@ -68,7 +68,7 @@ def cells(text):
 def test_the_pages_are_found():
     assert len(NAMES) > 10
     english = both("README")[0]
-    assert (len(FENCE.findall(english)) > 5, len(numbers(english)) > 50) == (True, True)
+    assert (len(FENCE.findall(english)) > 5, len(numbers(english)) > 30) == (True, True)
 
 
 @pytest.mark.parametrize("name", NAMES)
