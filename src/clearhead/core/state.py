@@ -8,6 +8,7 @@ float32. So nothing computes with it. With m_i the largest logit of row i, its s
 every weight is exp((s_ij - m_i) - l_i). The log-sum-exp, for whoever asks for it, is m + l.
 """
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,17 +49,18 @@ def taken(state: State, *index: Any) -> State:
     return State(*(x[index] for x in state))
 
 
-@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are legal values
 def share(xp: Any, part: State, whole: State) -> Any:
     """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
 
     `xp` is NumPy or torch, whose arrays the states hold.
     """
-    above = part.largest - xp.where(part.largest == -np.inf, 0.0, whole.largest)
-    return xp.exp(above + (part.log_sum - whole.log_sum))
+    # infinity and NaN are legal values; PyTorch's compiler cannot trace NumPy's error state
+    with np.errstate(invalid="ignore", over="ignore") if xp is np else nullcontext():
+        above = part.largest - xp.where(part.largest == -np.inf, 0.0, whole.largest)
+        return xp.exp(above + (part.log_sum - whole.log_sum))
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are legal values
 def merged(xp: Any, first: State, *others: State) -> State:
     """The state of rows whose logits are those of all parts; `xp` as in `share`."""
     largest = first.largest

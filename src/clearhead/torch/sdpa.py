@@ -93,7 +93,7 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     if p == 1.0:
         return attention(query, key, value, **rules) * 0.0
     weights_shape = (*query.shape[:-1], key.shape[-2])
-    if transforms():  # only a new tensor can hold other draws for each mapped call
+    if torch.compiler.is_compiling() or transforms():  # only a new tensor can hold other draws for each mapped call
         kept = torch.rand(weights_shape, device=query.device) >= p
     else:
         kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)
