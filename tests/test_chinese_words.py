@@ -112,6 +112,7 @@ def test_both_languages_show_the_same_commands_in_80_columns(command, monkeypatc
     for form in (r"^  (?:clearhead|pip|python) .*$", r"--[a-z-]+", r'^  ["{].*$'):
         lines = [sorted(set(re.findall(form, text, re.MULTILINE))) for text in (english, chinese)]
         assert [re.sub(r"  +.*", "", line) for line in lines[0]] == [re.sub(r"  +.*", "", line) for line in lines[1]]
+    assert english.startswith(f"usage: clearhead {command or 'COMMAND'} [")
     assert "usage:" not in chinese
     assert chinese.count("用法") == 1
     assert "options:" not in chinese

@@ -1,6 +1,7 @@
 """The command line's arguments: those of every command, their help, and their errors."""
 
 import argparse
+import re
 import sys
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -17,19 +18,20 @@ _IN_ENGLISH = ("bench", "info")  # commands without --lang
 class _Parser(argparse.ArgumentParser):
     """The parser of the program, or of one of its commands, which argparse makes of the same class.
 
-    What it says of itself and of each option is in words/help.toml, under the command's name and the option's.
+    What it says of itself, of each option and of a group is in words/help.toml, under its and the option's name.
     """
 
     def __init__(self, language: Language, command: str = "clearhead", **options: Any) -> None:
         self.language, self.command = language, command
+        self.group: Any = super()  # where options go until a group begins
+        options["usage"] = table("help").get(f"{command} usage", {}).get(language)
         about = self.words(command)
         options["description"] = f"{about}。" if language == "zh" else f"{about[0].upper()}{about[1:]}."
         options["epilog"] = self.words(f"{command} below")
         options["formatter_class"] = _ChineseHelp if language == "zh" else argparse.RawDescriptionHelpFormatter
         super().__init__(**options, add_help=False)
         for group in (self._positionals, self._optionals):
-            group.title = self.words(group.title or "")
-        self.add_argument("-h", "--help", action="help")
+            group.title = self.words(f"{command} {group.title}", group.title or "")
 
     def words(self, *keys: str) -> str:
         """The sentence of the first of these keys that has one."""
@@ -37,10 +39,10 @@ class _Parser(argparse.ArgumentParser):
         return sentences[next(key for key in keys if key in sentences)][self.language]
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
-        """An option or a positional argument, with its help."""
-        if "help" not in options:
-            options["help"] = self.words(f"{self.command} {names[0]}", names[0])
-        return super().add_argument(*names, **options)
+        """An option or a positional argument, with its help, in the group that it begins or that was begun."""
+        if title := table("help").get(f"{self.command} from {names[0]}"):
+            self.group = self.add_argument_group(title[self.language])
+        return self.group.add_argument(*names, help=self.words(f"{self.command} {names[0]}", names[0]), **options)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; argparse would print the usage before it."""
@@ -63,11 +65,9 @@ class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
         return [text[start:end].rstrip() for start, end in pairwise([0, *ends])]
 
     def format_help(self) -> str:
-        text = super().format_help()
-        for title in ("options", "positional arguments"):  # argparse puts its own colon there
-            chinese = table("help")[title]["zh"]
-            text = text.replace(f"\n{chinese}:\n", f"\n{chinese}：\n")
-        return text
+        return re.sub(
+            r"^(\S+):$", r"\1：", super().format_help(), flags=re.MULTILINE
+        )  # argparse puts its own colon there
 
 
 def _name(text: str) -> str:
@@ -113,28 +113,33 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--chat": _text("MESSAGE"),
         "--system": _text("MESSAGE"),
         "--model": _text("PATH|NAME"),
+        "--generate": {**_WHOLE, "default": 0},
+        "--why": _text("TOKEN", nargs="?", const=True),
+        "--answer": _text("ANSWER"),
+        "--word": _text("WORD"),
+        "--against": _text("TOKEN"),
+        "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
+        "--trust": _FLAG,
+        "--steps": _FLAG,
+        "--way": _FLAG,
+        "--all": _FLAG,
         "--layer": _WHOLE,
         "--head": _WHOLE,
         "--token": _text("N|WORD"),
-        "--generate": {**_WHOLE, "default": 0},
         "--cut": _edit("cut", "Q>K[@L.H]"),
-        "--rest": {"choices": ("renormalise", "first"), "metavar": "WHERE"},
         "--boost": _edit("boost", "K=X[@L.H]"),
         "--off": _edit("off", "L.H,…", nargs="?", const=("off", "")),
-        "--steps": _FLAG,
-        "--way": _FLAG,
-        "--why": _text("TOKEN", nargs="?", const=True),
-        "--all": _FLAG,
-        "--against": _text("TOKEN"),
-        "--answer": _text("ANSWER"),
-        "--word": _text("WORD"),
-        "--parts": {"choices": ("tokens", "words", "sentences", "paragraphs", "turns"), "metavar": "KIND"},
-        "--trust": _FLAG,
+        "--rest": {"choices": ("renormalise", "first"), "metavar": "WHERE"},
         **_RESULTS,
     },
-    "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
-    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, "--json": _FILE},
-    "learn": {"--step": _WHOLE, **_RESULTS},
+    "models": {"--json": _FLAG},
+    "view": {
+        "model": _text("MODEL", nargs="?"),
+        "--text-file": _FILE,
+        "--port": {**_WHOLE, "default": 0},
+        "--no-open": _FLAG,
+    },
+    "diagnose": {"file": {**_FILE, "nargs": "?"}, "--json": _FILE},
     "trace": {
         "file": {**_FILE, "nargs": "?"},
         "--head": _WHOLE,
@@ -142,15 +147,10 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--query": _WHOLE,
         **_RESULTS,
     },
-    "diagnose": {"file": _FILE, "--json": _FILE},
-    "view": {
-        "model": _text("MODEL", nargs="?"),
-        "--text-file": _FILE,
-        "--port": {**_WHOLE, "default": 0},
-        "--no-open": _FLAG,
-    },
+    "shapes": {"sizes": _text("SIZE", nargs="*"), "--sparse": {**_WHOLE, "metavar": "W"}, "--json": _FILE},
+    "scale": {"--widths": {"type": _numbers, "metavar": "N,N,…"}, "--keys": {**_WHOLE, "default": 16}, "--json": _FILE},
+    "learn": {"--step": _WHOLE, **_RESULTS},
     "bench": {"--threads": _WHOLE},
-    "models": {"--json": _FLAG},
     "info": {"--json": _FLAG},
 }
 
@@ -217,7 +217,6 @@ def read(arguments: list[str]) -> argparse.Namespace:
     if options.lang is not None and options.command in _IN_ENGLISH:
         parser.error(f"--lang {options.lang}: {options.command} prints English only")
     options.lang = language
-    options.usage = parser.print_help
     return options
 
 
@@ -236,13 +235,15 @@ def command_line(language: Language = "en") -> argparse.ArgumentParser:
     parser = _Parser(language, prog="clearhead")
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     parser.add_argument("--lang", choices=LANGUAGES)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.add_argument("-h", "--help", action="help")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="clearhead")
     for name, arguments in _COMMANDS.items():
         command = commands.add_parser(name, help=parser.words(name), language=language, command=name)
         for argument, options in arguments.items():
             command.add_argument(argument, **options)
         if name not in _IN_ENGLISH:
             command.add_argument("--lang", choices=LANGUAGES, default=argparse.SUPPRESS)
+        command.add_argument("-h", "--help", action="help")
     return parser
 
 

@@ -25,7 +25,7 @@ from clearhead.errors import ClearheadError, FileError, MissingExtraError, RuleE
 from clearhead.report import streams
 from clearhead.report.streams import console_of, deliver, progress
 from clearhead.tables import aligned
-from clearhead.words import say
+from clearhead.words import say, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ def main(typed: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command is None:
-        options.usage()
+        print(table("help")["doors"][options.lang], end="")
         return 0
     complain = partial(streams.complain, f"clearhead {options.command}")
     with warnings.catch_warnings():
@@ -91,9 +91,7 @@ def _explain(options: argparse.Namespace) -> int:
         options.text = read_text(options.file)
     if options.chat is None and not options.text.strip():
         raise FileError("the text is empty: there is no token to explain.", arguments.EXAMPLE)
-    if options.edits:
-        return _changed(options)
-    return _answered(options, asked)
+    return _changed(options) if options.edits else _answered(options, asked)
 
 
 def _prompt(options: argparse.Namespace) -> Any:
@@ -174,12 +172,8 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
     from clearhead.explaining.texts import read
     from clearhead.report import answered
 
-    told = (
-        partial(answered.begin, console, language=options.lang, whole=bool(options.why or options.all))
-        if console
-        else None
-    )
-
+    whole = bool(options.why or options.all)
+    told = partial(answered.begin, console, language=options.lang, whole=whole) if console else None
     prompt, hide = _prompt(options), None
     if options.chat is not None and (options.text or "").strip():
         reading = read(model, prompt)
@@ -254,19 +248,22 @@ def _lesson(options: argparse.Namespace) -> int:
     return {"shapes": lessons.shapes, "scale": lessons.scale, "learn": lessons.learn}[options.command](options)
 
 
+def _case(options: argparse.Namespace, console: "Console | None") -> Path:
+    """The file asked for; without one an example of the command, which the terminal names so."""
+    if options.file is None and console is not None:
+        console.print(f"{say(options.lang, f'{options.command} example')}\n")
+    return Path(options.file or Path(__file__).parent / "textbook" / f"{options.command}.json")
+
+
 def _trace(options: argparse.Namespace) -> int:
-    from clearhead import textbook
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
 
     console = console_of(options)
-    case = check_file(options.file or Path(textbook.__file__).with_name("example.json"))
+    case = check_file(_case(options, console))
     place = traced.chosen(case, options.batch, options.head, options.query)
     deliver(options, case.to_json, case.save)
     if console is not None:
-        if options.file is None:
-            console.print(say(options.lang, "trace example"))
-            console.print()
         traced.show(console, case, options.lang, place)
     return 0 if case.first_wrong is None else 1
 
@@ -274,7 +271,8 @@ def _trace(options: argparse.Namespace) -> int:
 def _diagnose(options: argparse.Namespace) -> int:
     from clearhead.diagnosing.diagnose import diagnose_file
 
-    console, diagnosis = console_of(options), diagnose_file(options.file)
+    console = console_of(options)
+    diagnosis = diagnose_file(_case(options, console))
     deliver(options, diagnosis.to_json)
     if console is not None:
         from clearhead.report.traced import show_diagnosis
@@ -331,8 +329,9 @@ def _models(options: argparse.Namespace) -> int:
     for name, each in zip(names, listed, strict=True):
         count = each["parameters"] / (1e4 if options.lang == "zh" else 1e6)
         facts = say(options.lang, "model facts", count=count, **each)
-        reason = streams.printable(each["reason"])
-        print(aligned((wide, 0), (name, reason or facts), "  ", arguments.columns))
+        print(aligned((wide, 0), (name, streams.printable(each["reason"]) or facts), "  ", arguments.columns))
+    runs = [name for name, each in zip(names, listed, strict=True) if not each["reason"]][1:2]
+    print(f"\n{say(options.lang, 'run model' if runs else 'get model', name=''.join(runs))}")
     return 0
 
 
