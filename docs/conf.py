@@ -33,6 +33,8 @@ html_theme = "furo"
 html_title = "clearhead"
 
 PAGE = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([\w./-]+)\.md(#[^()\s]*)?\)")
+PICTURE = re.compile(r"!\[(.*)\]\((?:\.\./)?answer\.png\)")  # on the first page, in whose place the small model runs
+LIVE = r'<iframe src="live.html" title="\1" style="border: 0; height: 48rem; width: 100%"></iframe>'
 ENTRY = re.compile(r"\S.*? {2,}\S")  # a name, and what it means in a second column
 
 
@@ -53,7 +55,7 @@ def to_other_language(app: Any, name: str, source: list[str]) -> None:
         up = "../" * (name.count("/") + 1)
         return f'<a href="{up}{other}/{target.relative_to(home).with_suffix(".html")}{anchor or ""}">{words}</a>'
 
-    source[0] = PAGE.sub(link, source[0])
+    source[0] = PAGE.sub(link, PICTURE.sub(LIVE, source[0]) if name == "index" else source[0])
 
 
 def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
@@ -71,10 +73,16 @@ def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines
     lines[:] = "\n".join(made).splitlines()
 
 
+def live(app: Any, _error: Any) -> None:
+    """Write the page that runs the shipped model, which the first page frames."""
+    clearhead.explain("mary had a little").save(Path(app.outdir, "live.html"), language=app.config.language[:2])
+
+
 def setup(app: Any) -> None:
-    """Connect both, and bring the notebooks, which Sphinx finds below its own folder only."""
+    """Connect all, and bring the notebooks, which Sphinx finds below its own folder only."""
     (HERE / "notebooks").mkdir(exist_ok=True)
     for book in (HERE.parent / "examples").glob("*.ipynb"):
         (HERE / "notebooks" / book.name).write_bytes(book.read_bytes())
     app.connect("source-read", to_other_language)
+    app.connect("build-finished", live)
     app.connect("autodoc-process-docstring", as_rst)

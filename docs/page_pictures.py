@@ -1,7 +1,6 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
-Each picture is of a page that a command writes: clearhead explain …, trace … or learn …, as `SHOTS` has it. Those
-of the lessons are in both languages.
+Each is of a page that a command writes, as `SHOTS` has it. Those of the lessons are in both languages.
 """
 
 import subprocess
@@ -20,10 +19,6 @@ LAMB = "mary had a little lamb its fleece was white as snow"
 RHYMES, EXERCISES = HERE.parent / "training/rhymes.txt", HERE / "lessons/exercises"
 
 
-def nothing(_page: Any) -> None:
-    """The page as it opens."""
-
-
 class Shot(NamedTuple):
     """A command, the place in its page's address, the window, the theme, what to do first, and what is photographed."""
 
@@ -31,8 +26,8 @@ class Shot(NamedTuple):
     place: str = ""
     size: tuple[int, int] = (1240, 800)
     theme: str = "light"
-    act: Callable[[Any], None] = nothing
-    part: str = ""  # a selector; "": what the window shows, "all": the whole page
+    act: Callable[[Any], None] = lambda _page: None
+    part: str = ""  # a selector; "": what the window shows
     scale: float = 1.5  # pixels of the picture for one of the window
 
 
@@ -87,11 +82,8 @@ SHOTS = {
     "long.png": Shot(["explain", "--layer", "1", "--head", "3", "--file"], AT_LONG, (1240, 1500), act=drawn),
     "page.png": Shot(HUMPTY, "#step-scores", (1180, 700), act=scores),
     "page-phone.png": Shot([*HUMPTY, "--lang", "zh"], "#step-scores", (390, 800), "dark", scores),
-    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn, part=".front"),
     "changed.png": Shot(["explain", LAMB], act=hide_a_word),
-    "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
     "way.png": Shot(HUMPTY, "#step-way", part="#step-way"),
-    "learn.png": Shot(["learn"], act=slid(20), size=(1240, 900)),
     "paris.png": Shot(["explain", "The capital of France is", "--model", "smollm2"], size=(1280, 800), scale=0.4),
 } | {
     f"{home}lessons/pictures/{name}.png": Shot(
@@ -124,10 +116,7 @@ def main(names: list[str]) -> None:
                 page.wait_for_timeout(500)
                 shot.act(page)
                 page.wait_for_timeout(500)
-                if shot.part not in ("", "all"):
-                    page.locator(shot.part).screenshot(path=HERE / name)
-                else:
-                    page.screenshot(path=HERE / name, full_page=shot.part == "all")
+                (page.locator(shot.part) if shot.part else page).screenshot(path=HERE / name)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 from inspect import getdoc
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,16 @@ def test_there_are_no_more_pages_than_one_can_keep_true():
     english = [path for path in DOCS.rglob("*.md") if "zh" not in path.relative_to(DOCS).parts]
     assert len(english) <= 24
     assert len([*(DOCS / "zh").rglob("*.md")]) <= 14
+
+
+@pytest.mark.parametrize("home", [DOCS, DOCS / "zh"], ids=["en", "zh"])
+def test_each_page_says_whom_it_is_for_and_leads_to_the_next(home):
+    names = re.findall(r"^(?:lessons/)?[\w-]+$", (home / "index.md").read_text("utf-8"), re.MULTILINE)
+    for name, following in pairwise([*names, ""]):
+        text = (home / f"{name}.md").read_text("utf-8").strip()
+        assert re.match(r"# .*\n\n(For |After this lesson|写给|学完这一课)", text), name
+        left = following in ("", "reference", "commands")  # to look things up, not to read on
+        assert left or f"{Path(following).name}.md" in text.split("\n\n")[-1], name
 
 
 def test_the_version_is_the_same_everywhere():
