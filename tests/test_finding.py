@@ -75,7 +75,7 @@ def test_a_projector_beside_a_model_does_not_hide_it(home, file):
     writer.close()
     assert ch.load_model("lmstudio:tiny").config.layers == 3
     assert not listed("lmstudio:someone/tiny")["reason"]
-    with pytest.raises(FileError, match="is a projector of pictures, which belongs to a model in another file"):
+    with pytest.raises(FileError, match="is an image projector, and no model by itself"):
         load(place / "mmproj-model.gguf")
     shutil.copy(file, place / "other.gguf")
     names = [each["name"] for each in models_here()[1:] if each["name"].startswith("lmstudio")]
@@ -95,7 +95,7 @@ def test_ollamas_names_from_other_hosts_are_found(home, file):
     assert ch.load_model("ollama:hf.co/owner/tiny-gguf:Q4_K_M").config.layers == 3
     assert not listed("ollama:hf.co/Owner/Tiny-GGUF:Q4_K_M")["reason"]
     assert "adapter" in listed("ollama:tuned")["reason"]
-    with pytest.raises(FileError, match="it has an adapter, which is not computed here"):
+    with pytest.raises(FileError, match="it has an adapter, and adapters are not supported"):
         ch.load_model("ollama:tuned")
 
 
@@ -164,7 +164,7 @@ def test_a_type_that_is_not_unpacked_is_named(tmp_path, file, kind, words):
     data, name = file.read_bytes(), b"blk.0.attn_q.weight"
     at = data.index(name) + len(name) + 4 + 16  # behind the number of axes and both of them
     (tmp_path / "model.gguf").write_bytes(data[:at] + kind.to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(FileError, match=rf"`blk\.0\.attn_q\.weight` is of {words}, which the package gguf does not"):
+    with pytest.raises(FileError, match=rf"`blk\.0\.attn_q\.weight` has {words}, which the package gguf does not"):
         load(tmp_path / "model.gguf")
 
 
@@ -172,10 +172,10 @@ def test_a_type_that_is_not_unpacked_is_named(tmp_path, file, kind, words):
     ("change", "words"),
     [
         (lambda data, at: data[:4] + (3).to_bytes(4, "big") + data[8:], "is a big-endian GGUF file"),
-        (lambda data, at: data[:at] + (30).to_bytes(4, "little") + data[at + 4 :], "stands at byte .* is right"),
-        (lambda data, at: data[: at + 4] + b"\1" + data[at + 5 :], "`blk.0.attn_norm.weight` stands at byte"),
-        (lambda data, at: data.replace(b"gpt-2", b"gpt\xff2"), "cuts texts as 'gpt"),
-        (lambda data, at: data.replace(b"ggml.merges", b"ggml.mergez"), "does not say tokenizer.ggml.merges"),
+        (lambda data, at: data[:at] + (30).to_bytes(4, "little") + data[at + 4 :], "begins at byte .* expected"),
+        (lambda data, at: data[: at + 4] + b"\1" + data[at + 5 :], "`blk.0.attn_norm.weight` begins at byte"),
+        (lambda data, at: data.replace(b"gpt-2", b"gpt\xff2"), "splits texts as 'gpt"),
+        (lambda data, at: data.replace(b"ggml.merges", b"ggml.mergez"), "has no tokenizer.ggml.merges"),
     ],
     ids=["big-endian", "another type", "another place", "no UTF-8", "no merges"],
 )
@@ -199,10 +199,10 @@ def test_names_are_found_as_people_write_them(home, file):
     assert {ch.load_model(name).config.layers for name in names} == {3}
     names = "owner/tiny", "hf:Owner/Tiny", "hf.co/Owner/Tiny", "https://huggingface.co/Owner/Tiny"
     assert {ch.load_model(name).config.layers for name in names} == {2}
-    with pytest.raises(FileError, match=r"owner/two is several models[\s\S]*owner/two/q4, owner/two/q8"):
+    with pytest.raises(FileError, match=r"owner/two has several GGUF files[\s\S]*owner/two/q4, owner/two/q8"):
         ch.load_model("owner/two")
     (home / "model.safetensors").write_bytes(b"12345678{}")
-    with pytest.raises(FileError, match=r"is no GGUF file\.\s+hint: of several files give"):
+    with pytest.raises(FileError, match=r"is no GGUF file\.\s+hint: give the folder"):
         ch.load_model(home / "model.safetensors")
 
 
@@ -234,5 +234,5 @@ def test_a_text_that_is_no_unicode_and_a_reply_too_long_are_refused():
     with pytest.raises(FileError, match="character 1 is a lone surrogate"):
         model.tokenizer.tokens("a\ud800")
     count = model.config.positions
-    with pytest.raises(ch.errors.ShapeError, match=rf"the text has 2 tokens, and {count} are asked for behind it"):
+    with pytest.raises(ch.errors.ShapeError, match=rf"the text has 2 tokens and the reply {count}, but"):
         model.generate([1, 2], count)

@@ -129,16 +129,16 @@ UNREAD = "(?s)Transformers cannot load it(?!.*one of:(?!.*sentencepiece or tikto
 @pytest.mark.parametrize(
     ("words", "name", "damage"),
     [
-        ("encoder with a decoder", "t5", configured()),
+        ("is an encoder-decoder", "t5", configured()),
         ("no vocab_size", "vit", configured()),
-        ("expected a model of text", "clip", configured()),
+        ("expected a language model", "clip", configured()),
         (r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle", "llama", pickled),
-        ("makes a model of more than", "gpt2", other_config),
+        ("describes more than", "gpt2", other_config),
         (r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\.", "llama", lacking),
-        ("makes a model of more than", "llama", configured(num_hidden_layers=4000)),
-        ("it says 1,000,000,000 layers", "llama", configured(num_hidden_layers=10**9)),
+        ("describes more than", "llama", configured(num_hidden_layers=4000)),
+        ("it has 1,000,000,000 layers", "llama", configured(num_hidden_layers=10**9)),
         (r"lack model\.layers\.2\.input_layernorm\.weight and \d+ more", "llama", configured(num_hidden_layers=3)),
-        ("computed by Python code of its own", "llama", configured(model_type="x", auto_map={"AutoConfig": "y.Z"})),
+        ("needs Python code from its folder", "llama", configured(model_type="x", auto_map={"AutoConfig": "y.Z"})),
         (r"LlamaForCausalLM does not use `model\.layers\.1\.", "llama", configured(num_hidden_layers=1)),
         ("cannot load it: The size of tensor", "llama", configured(rope_parameters=HALF)),
         (UNREAD, "llama", without_tokens),
@@ -181,7 +181,7 @@ def test_generation_is_greedy_whatever_the_model_says(tmp_path: Path):
 
 
 def test_directories_without_a_model_are_refused(tmp_path: Path):
-    with pytest.raises(ch.errors.FileError, match="not a directory"):
+    with pytest.raises(ch.errors.FileError, match="is no folder here"):
         hub.load(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
     with pytest.raises(ch.errors.FileError, match=r"has no model\.safetensors"):
@@ -199,7 +199,7 @@ def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     hf.RobertaModel(config).eval().save_pretrained(place)
     model = hub.load(place)
     assert len(steps_of_text(" ".join(["humpty"] * 20), model).tokens) == 20
-    with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
+    with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens, but the model has 20 positions"):
         steps_of_text(" ".join(["humpty"] * 21), model)
 
 
@@ -215,8 +215,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_unknown_model_name_is_refused_quickly(cache: Path):
     start = time.monotonic()
-    tried = f"the cache {cache} has no config.json with safetensors of it, and it cannot be downloaded"
-    with pytest.raises(ch.errors.FileError, match=f"no-such-model is not a directory here, {tried}"):
+    tried = f"it is not in the cache {cache} with config.json and safetensors, and it cannot be downloaded"
+    with pytest.raises(ch.errors.FileError, match=f"no-such-model is no folder here, {tried}"):
         hub.load("no-such-model")
     assert time.monotonic() - start < 60
     with pytest.raises(ch.errors.FileError, match="Repo id must use"):
@@ -252,7 +252,7 @@ def test_a_model_of_transformers_is_taken_alone_and_with_its_tokenizer(tmp_path:
     answers = [ch.explain(TEXT, given).to_json() for given in (loaded, (loaded, words), hub.load(place))]
     assert answers[0] == answers[1] == answers[2]
     loaded.name_or_path = str(tmp_path / "nowhere")
-    with pytest.raises(ch.errors.FileError, match="nowhere: its tokenizer is not here"):
+    with pytest.raises(ch.errors.FileError, match="nowhere: its tokenizer cannot be loaded"):
         ch.load_model(loaded)
 
 
@@ -278,6 +278,6 @@ def test_a_text_beyond_the_models_positions_is_refused(tmp_path: Path):
     model = hub.load(place)
     positions = model.inner.config.max_position_embeddings
     with pytest.raises(
-        ch.errors.ShapeError, match=f"the text has {positions + 1} tokens but the model has {positions} positio"
+        ch.errors.ShapeError, match=f"the text has {positions + 1} tokens, but the model has {positions} positio"
     ):
         steps_of_text(" ".join((WORDS * positions)[: positions - 1]), model)

@@ -321,18 +321,18 @@ def test_given_tokens_name_rows_and_columns(running):
     for passed, error, words in (
         ({"tokens": list("abc")}, ShapeError, "3 strings for 4 keys"),
         ({"tokens": "abcd"}, RuleError, "expected a list of strings"),
-        ({"source_tokens": list("wxyz")}, RuleError, "tokens, which name the queries"),
+        ({"source_tokens": list("wxyz")}, RuleError, "nothing names the queries"),
     ):
         with pytest.raises(error, match=words):
             later.to_html(**passed)
-    with pytest.raises(ShapeError, match="they are not one text"):
+    with pytest.raises(ShapeError, match="they are two texts"):
         cross.to_html(tokens=list("wxyz"))
 
 
 def test_wrong_file_names_and_options_of_a_page_are_refused(seen, tmp_path):
     matrix = ch.AttentionMatrix(Q, K)
     for thing in (ch.trace(Q, K, V), matrix, seen):
-        with pytest.raises(FileError, match=r"x.npz is no name for a page"):
+        with pytest.raises(FileError, match=r"x.npz: the name of a page must end"):
             thing.save(tmp_path / "x.npz")
         with pytest.raises(RuleError, match="language is 'fr'"):
             thing.to_html(language="fr")

@@ -168,7 +168,7 @@ def small(place, types=None, **more):
 
 
 def test_a_cut_that_a_file_does_not_name_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="does not say how its tokenizer cuts texts"):
+    with pytest.warns(UserWarning, match="does not say how its tokenizer splits texts"):
         made, _ = small(tmp_path, tokenizer_pre="default")
     assert [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str("a10000$$")] == ["a", "100", "00", "$$"]
 
@@ -230,7 +230,7 @@ def test_a_vocabulary_with_merges_keeps_its_special_tokens(tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     assert folder.tokenizer_of(tmp_path).encode("a<|endoftext|>").ids[-1] == len(words) - 1
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
-    with pytest.raises(FileError, match=r"has no tokenizer\.json, and how a Qwen2Tokenizer cuts"):
+    with pytest.raises(FileError, match=r"has no tokenizer\.json, and merges\.txt of a Qwen2Tokenizer tokenizer"):
         folder.tokenizer_of(tmp_path)
 
 

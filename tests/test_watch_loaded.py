@@ -91,7 +91,7 @@ def test_a_loaded_model_of_transformers_is_its_inner_model(tmp_path: Path):
 
 def test_what_a_decoder_cannot_do_in_a_block_is_refused(tmp_path: Path):
     model, _, _ = pair(tmp_path, "llama")
-    two = pytest.raises(RuleError, match=r"a second text is run: a block of ch\.watch holds one")
+    two = pytest.raises(RuleError, match=r"a block of ch\.watch records one text, not two")
     with two, ch.watch(model):
         model.run(TEXT), model.run(TEXT)
     with pytest.raises(SelectionError, match="no 7 in"), ch.watch(model, layers=[7]):

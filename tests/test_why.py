@@ -279,7 +279,7 @@ def test_words_stand_for_the_likelier_of_their_spellings():
         ({"parts": "chapters"}, SelectionError, "parts is 'chapters': expected one of tokens, words"),
         ({"parts": [(0, 4), (3, 8)]}, SelectionError, "parts overlap at character 3"),
         ({"parts": [(0, 99)]}, SelectionError, "0:99 is outside the text of 17 characters"),
-        ({"parts": "turns"}, SelectionError, "is for a chat"),
+        ({"parts": "turns"}, SelectionError, "needs a chat"),
         ({"hide": [(11, 17)]}, SelectionError, "no part to hide"),
         ({"text": "mary"}, SelectionError, "no part to hide"),
         ({"answer": "lamb " * 600}, ShapeError, "positions"),

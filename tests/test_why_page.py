@@ -90,7 +90,7 @@ def test_the_command_writes_the_page_or_the_report(tmp_path):
     assert json.loads(scripts(chinese.stdout)["clearhead"])["language"] == "zh"
     refused = call("explain", TEXT, *arguments, tmp_path / "why.txt")
     assert refused.returncode == 2
-    assert "no name for a page" in refused.stderr
+    assert "the name of a page must end in .html" in refused.stderr
 
 
 # the browser

@@ -1,7 +1,7 @@
-"""Modules that load when they are first needed: never while the process forks.
+"""Loads modules when they are first needed, but never while the process forks.
 
-A forked process has one thread only. If another one was importing a module, nobody ends that import in the child, and
-whoever needs the module there waits for ever. So a fork waits for `_late`, under which such modules are imported.
+A forked process has one thread only. If another thread was importing a module, nobody finishes that import in the
+child, and whoever needs the module there waits for ever. So a fork waits for the lock `_late`, which `load` holds.
 """
 
 import os

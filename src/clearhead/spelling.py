@@ -1,4 +1,4 @@
-"""How a token is spelled, all its characters visible: terminal, notebooks, pictures and page (numbers.js) alike."""
+"""Spells a token with all its characters visible, alike in terminal, notebooks, pictures and page (numbers.js)."""
 
 import re
 from bisect import bisect_right
@@ -7,18 +7,18 @@ from itertools import accumulate
 from unicodedata import east_asian_width
 
 _SPACES = re.compile("^ +| +$|  +")
-_MANY = re.compile(" {4,}(?![ 0-9])")  # are counted; a digit behind the number would be read as part of it
+_MANY = re.compile(" {4,}(?![ 0-9])")  # written as a count; a digit after it would read as part of the count
 _MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _NUL = re.compile("\0")
-_ALIKE = re.compile("[\0␣⏎⇥␍]|(?<= )×(?=[0-9])|\\A∅\\Z")  # what stands for something else here
+_ALIKE = re.compile("[\0␣⏎⇥␍]|(?<= )×(?=[0-9])|\\A∅\\Z")  # characters that mean something else here
 _WIDE = "\u2e80-\uffef"  # Chinese characters and punctuation
 _UNIT = re.compile(f"[（“]*(?:[^\\s“”{_WIDE}]{{1,40}}|[{_WIDE}])[，。；：、）”]*\\s*")
-_BACKSLASHES = re.compile(r"\\+(?=\0|[xuU][0-9a-f])")  # before what is escaped, or seems so
+_BACKSLASHES = re.compile(r"\\+(?=\0|[xuU][0-9a-f])")  # before an escape, or what looks like one
 
 
 def spelled(token: str) -> str:
-    r"""The token on one line, no other one alike: outer and repeated spaces marked, the invisible escaped, ∅ for none.
+    r"""Spell a token on one line, unlike any other: spaces are marked, invisible characters escaped, ∅ is "".
 
     >>> [spelled(token) for token in (" wall", "  ", "        return", "a b", "\n", "\t", "\u200b", "")]
     ['␣wall', '␣␣', '␣×8return', 'a b', '⏎', '⇥', '\\u200b', '∅']
@@ -31,7 +31,7 @@ def spelled(token: str) -> str:
 
 
 def bare(token: str) -> str:
-    """The token as a row's or a column's name: without its outer spaces, unless it is nothing else.
+    """Spell a token as the name of a row or column: without its outer spaces, unless it has nothing else.
 
     >>> [bare(token) for token in (" wall", "  ")]
     ['wall', '␣␣']
@@ -40,17 +40,17 @@ def bare(token: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without anything that moves a cursor or cannot be seen: newlines as ⏎, such characters escaped."""
+    """Escape whatever would move the cursor or is invisible; newlines become ⏎."""
     return _escaped(text, _NUL).replace("\0", "\\")
 
 
 def cells(text: str) -> Iterator[int]:
-    """How many columns of a terminal each character takes."""
+    """Yield how many terminal columns each character takes."""
     return (2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` columns of a terminal, … for what is left out.
+    """Cut a text to `width` terminal columns, with … for the rest.
 
     >>> cut("international", 6), cut("词元词元", 6)
     ('inter…', '词元…')
@@ -60,7 +60,7 @@ def cut(text: str, width: int) -> str:
 
 
 def breaks(text: str, width: int) -> list[int]:
-    """Where the lines after the first begin, each in `width` columns: not within a name, and not before punctuation.
+    """Find where the lines after the first begin, in `width` columns: not within a name or before punctuation.
 
     >>> breaks("权重为 0.9224，总和为 1", 10)
     [4, 12]
@@ -75,7 +75,7 @@ def breaks(text: str, width: int) -> list[int]:
 
 
 def _escaped(text: str, alike: re.Pattern[str]) -> str:
-    """With a NUL in place of the backslash that begins what is escaped."""
+    """Escape characters, with a NUL in place of each escape's backslash."""
     text = alike.sub(lambda match: _code(match[0]), text)
     kept = (c == "\0" or (c.isprintable() and not _BLANK.match(c)) for c in text)
     return "".join(_MARKS.get(c) or (c if keep else _code(c)) for c, keep in zip(text, kept, strict=True))

@@ -1,6 +1,6 @@
-"""Results as small tables: sentences, named columns, rows, signed bars; aligned text, or HTML in a notebook.
+"""Shows results as small tables: sentences, named columns, rows, signed bars; aligned text, or HTML in a notebook.
 
-Plain HTML without a script: it is there where scripts are off, and takes its colours from the notebook's theme.
+The HTML has no script, so it also shows where scripts are off, and takes its colours from the notebook's theme.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clearhead.words import Language, of_locale, say
 
-QUICK = 2**26  # a notebook computes what it shows of an object by itself for at most so many weights
+QUICK = 2**26  # for at most so many weights, a notebook computes an object's tables unasked
 _ROWS, _WIDE = 20, 40  # rows that are shown, and characters that stay on one line
 _LEFT = '"text-align:left'  # in each cell: JupyterLab has a rule of its own, and no <style> until it trusts a notebook
 _BAR_CELL = f'<td aria-hidden=true style={_LEFT};color:{{}}">{{}}'
@@ -27,8 +27,8 @@ _STYLE = (
 class Table(NamedTuple):
     """A sentence, and rows under the names of their columns.
 
-    bars    a number for each row: blue above 0, orange below
-    notes   sentences below
+    bars    a number for each row, drawn as a bar: blue above 0, orange below
+    notes   sentences below the table
     """
 
     heading: str
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 class Tabular:
-    """What a notebook shows as tables, in the language of its process's locale."""
+    """An object that a notebook shows as tables, in the language of the locale."""
 
     __slots__ = ()
     if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class Tabular:
 
 
 def html(language: Language, tables: Iterable[Table]) -> str:
-    """The tables as HTML, each with its first rows and how many more there are."""
+    """Write the tables as HTML, each with its first rows and how many more there are."""
     return f'<div class="clearhead"><style>{_STYLE}</style>{"".join(_one(language, each) for each in tables)}</div>'
 
 
 def aligned(widths: Sequence[int], cells: Iterable[str], gap: str = "", measure: Callable[[str], int] = len) -> str:
-    """Cells filled to the widths of their columns, right-aligned where negative; `measure` counts a text's columns."""
+    """Pad cells to the widths of their columns; a negative width right-aligns. `measure` counts a text's columns."""
     filled = []
     for width, cell in zip(widths, cells, strict=False):
         space = " " * (abs(width) - measure(cell))
@@ -66,7 +66,7 @@ def aligned(widths: Sequence[int], cells: Iterable[str], gap: str = "", measure:
 
 
 def bars(numbers: Sequence[float], width: int) -> Iterator[str]:
-    """A bar for each number's magnitude, the largest in `width` cells; none for NaN.
+    """Draw a bar for each number's magnitude, `width` cells for the largest; none for NaN.
 
     >>> list(bars([1.0, -2.5, float("nan")], 4))
     ['█▋', '████', '']
@@ -76,7 +76,7 @@ def bars(numbers: Sequence[float], width: int) -> Iterator[str]:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of up to `width` cells, in eighths."""
+    """Draw a bar of up to `width` cells, in eighths of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
 
@@ -104,7 +104,7 @@ def _mark(cells: Sequence[str]) -> str:
 
 
 def _row(cells: Sequence[str], marks: Sequence[str]) -> str:
-    ends = (escape(cell).split(" ← ") for cell in cells)  # an edge's are written each in its own direction
+    ends = (escape(cell).split(" ← ") for cell in cells)  # each end of an edge keeps its own writing direction
     return _cells("td", (f"<bdi>{'</bdi> ← <bdi>'.join(each)}</bdi>" for each in ends), marks)
 
 

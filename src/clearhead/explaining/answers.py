@@ -1,8 +1,8 @@
-"""The number that `ch.explain` explains: how likely an answer is, or how far one answer is ahead of another.
+"""Defines the number y that `ch.explain` explains: how likely an answer is, or how far it is ahead of another.
 
-With P the probability of an answer after the text, the product of its tokens' probabilities, it is ln P − ln(1 − P),
-the logit of P, which does not saturate where P is near 1 (Cohen-Wang et al. 2024, ContextCite). Against another answer
-it is ln P less ln of the other's; for two single tokens that is the difference of their logits.
+With P the probability of an answer after the text, the product of its tokens' probabilities, y is ln P − ln(1 − P), the
+logit of P, which does not saturate when P is near 1 (Cohen-Wang et al. 2024, ContextCite). Against another answer, y is
+ln P minus ln of the other's probability; for two single tokens that is the difference of their logits.
 """
 
 import re
@@ -21,17 +21,17 @@ from clearhead.spelling import cut
 from clearhead.watching.pieces import words
 
 _REPLY, WORD = 24, 8  # tokens of a reply, and of a word, at most
-_LIKELY, _CHECKED = 200, 6  # likeliest tokens among which a rival is, and of these how many may be fragments
+_LIKELY, _CHECKED = 200, 6  # likeliest tokens that may be the rival, and how many of them are checked for fragments
 
 
 class Target(NamedTuple):
-    """One run whose logits give (a part of) the number.
+    """One run whose logits give y, or a term of it.
 
-    ids       of the text and of all but the last token of the answer
+    ids       the ids of the text and of all but the answer's last token
     answer    the ids of the answer's tokens
     against   the id of one other token, for the difference of two logits
-    odds      ln P − ln(1 − P) rather than ln P
-    sign      −1 for the answer that the other is compared with
+    odds      y is ln P − ln(1 − P), not ln P
+    sign      −1 for the other answer, whose ln P is subtracted
     """
 
     ids: list[int]
@@ -42,11 +42,11 @@ class Target(NamedTuple):
 
     @property
     def rows(self) -> range:
-        """The rows whose logits say the answer's tokens."""
+        """The rows whose logits predict the answer's tokens."""
         return range(len(self.ids) - len(self.answer), len(self.ids))
 
     def odds_of_each(self, logits: Array) -> Array:
-        """The ln p − ln(1 − p) of each of the answer's tokens after those before it, (rows,)."""
+        """Return ln p − ln(1 − p) of each answer token, given the tokens before it, (rows,)."""
         rows, picked = np.arange(len(self.answer)), list(self.answer)
         others = np.array(logits)
         others[rows, picked] = -np.inf
@@ -55,7 +55,7 @@ class Target(NamedTuple):
         return np.asarray(logits, np.float64)[rows, picked] - high - np.log(rest)
 
     def number(self, logits: Array, odds: Array) -> float:
-        """The number alone, of the logits of its rows and their `odds_of_each`: of a long answer much quicker."""
+        """Return y from its rows' logits and their `odds_of_each`: for a long answer much faster than `value`."""
         if self.against is not None:
             return self.sign * (float(logits[0, self.answer[0]]) - float(logits[0, self.against]))
         if self.odds and len(odds) == 1:
@@ -65,7 +65,7 @@ class Target(NamedTuple):
         return self.sign * float(log_p - np.log(rest))
 
     def value(self, logits: Array) -> tuple[float, Array]:
-        """The number, and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
+        """Return y and its derivative by the logits of its rows, (rows, vocabulary), in float64."""
         exact = np.asarray(logits, np.float64)
         number = self.number(exact, self.odds_of_each(exact))
         slopes, picked = np.zeros(exact.shape), list(self.answer)
@@ -74,7 +74,7 @@ class Target(NamedTuple):
         if self.against is not None:
             slopes[0, self.against] -= self.sign
             return number, slopes
-        if self.odds and len(rows) == 1:  # the softmax of all others: no difference of near numbers
+        if self.odds and len(rows) == 1:  # a softmax over all other tokens avoids cancellation
             others = exact - exact[0, picked] + self.sign * number
             others[0, picked] = -np.inf
             return number, slopes - self.sign * np.exp(others)
@@ -85,7 +85,7 @@ class Target(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What was asked: the runs that give the number, and both answers' ids; no ids where there is no other."""
+    """What was asked: the runs that give y, and both answers' ids; the second has none if there is no other answer."""
 
     targets: list[Target]
     answer: tuple[int, ...]
@@ -95,10 +95,10 @@ class Question(NamedTuple):
 def said_by(
     model: LanguageModel, reading: Reading, run: ForwardPass, answer: Any, word: str | None, most: int, each: Each
 ) -> tuple[Reading, Any]:
-    """Let the model say its answer, of at most `most` tokens, where none is given; return what is read, and the answer.
+    """Let the model answer in at most `most` tokens if no answer is given; return what is read, and the answer.
 
-    With `word` that word alone is the answer, and what was said before it is read too. Raises DtypeError, FileError for
-    what is no text, SelectionError for a word that was not said.
+    With `word`, that word alone is the answer, and what comes before it is read as part of the text. Raises DtypeError
+    or FileError if these are no texts, SelectionError if the answer does not have the word.
     """
     if not isinstance(word, str | None):
         raise DtypeError(expected("word", word, "a word of the answer"), 'word="Paris"')
@@ -112,7 +112,7 @@ def said_by(
         return reading, said or None
     found = re.search(rf"\s*(?<!\w){re.escape(word.strip())}(?!\w)", said) or re.search(re.escape(word.strip()), said)
     if not found or not word.strip():
-        raise SelectionError(f"word {shown(word)} is not in the answer.", f'the answer is "{cut(said, 200)}".')
+        raise SelectionError(f"word {shown(word)} is not in the answer.", f'take a word of: "{cut(said, 200)}"')
     before = said[: found.start()]
     return continued(model, reading, model.tokenizer.continuation(before) if before else []), found[0]
 
@@ -124,19 +124,19 @@ def read_answers(
     answer: int | str | None,
     against: int | str | None,
 ) -> Question:
-    """Read what to explain after a text's run; where no answer is given, the first whole word that the model says.
+    """Read which answer to explain after a text's run; by default the first whole word that the model says.
 
-    Raises RuleError for a model that says no next token, SelectionError where both answers are the same, ShapeError for
-    an answer without tokens, or too long.
+    Raises RuleError for a model that predicts no next token, SelectionError if both answers are the same, ShapeError
+    for an answer without tokens, or one that is too long.
     """
     if run.logits is None:
-        raise RuleError(f"{model.name} says no next token, so there is no answer to explain.", "a decoder has one.")
+        raise RuleError(f"{model.name} predicts no next token, so there is no answer to explain.", "use a decoder.")
     ids, logits = [each.id for each in tokens], run.logits[-1]
     first = _ids(model, logits, "answer", answer) if answer is not None else whole_word(model, ids, run)
     second = () if against is None else _ids(model, logits, "against", against)
     if first == second:
         token = shown("".join(map(model.tokenizer.text, first)))
-        raise SelectionError(f"answer and against are both {token}: their difference is always 0.")
+        raise SelectionError(f"answer and against are both {token}.", 'against=" London" names another answer.')
     model.tokenizer.fits(len(ids) + max(len(first), len(second)) - 1)
     if second and len(first) == len(second) == 1:
         return Question([Target(ids, first, second[0], odds=False)], first, second)
@@ -147,7 +147,7 @@ def read_answers(
 
 
 def whole_word(model: LanguageModel, ids: list[int], run: ForwardPass) -> tuple[int, ...]:
-    """Return the likeliest tokens after a run up to the end of the first word or number: " Montreal" for " Mont"."""
+    """Return the likeliest tokens after a run, up to the end of a word or number: " Montreal", not " Mont"."""
     made = [int(np.argmax(run.logits[-1]))]
     while len(made) < WORD:
         try:
@@ -163,29 +163,29 @@ def whole_word(model: LanguageModel, ids: list[int], run: ForwardPass) -> tuple[
 
 
 def probability(value: float, tokens: int = 1) -> float:
-    """P of ln P − ln(1 − P); of an answer of several tokens their geometric mean."""
+    """Return P from ln P − ln(1 − P); for several tokens, the geometric mean of their probabilities."""
     return float(np.exp(-np.logaddexp(0.0, -value) / tokens))
 
 
 def decides(value: float, change: float) -> bool:
-    """Does y changing by that take a tenth of the answer's probability or more?"""
+    """Does this change of y take away a tenth of the answer's probability or more?"""
     return probability(value + change) <= 0.9 * probability(value)
 
 
 def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int) -> int:
-    """Return the whole word to compare an answer with: a word of the text, or the likeliest that is no fragment.
+    """Choose the word to compare an answer with: a word of the text, or else the likeliest whole word.
 
-    A word of the text counts where its probability is at least a hundredth of the answer's. Words of the answer's kind
-    (capitals, numbers) come first: " London" for " Paris" rather than " the".
+    A word of the text counts if it is at least a hundredth as likely as the answer. Words like the answer (in capitals,
+    numbers) come first: for " Paris", " London" rather than " the".
     """
     logits = np.asarray(run.logits[len(reading.tokens) - 1])
     said, floor = model.tokenizer.text(answer), logits[answer] - np.log(100)
     order = [i for i in np.argsort(-logits, kind="stable")[:_LIKELY].tolist() if i != answer]
     texts = {i: model.tokenizer.text(i) for i in order}
-    starts = [i for i in order if texts[i][:1].isspace() or not said[:1].isspace()]  # a word where the answer does
+    starts = [i for i in order if texts[i][:1].isspace() or not said[:1].isspace()]  # begins a word if the answer does
     words_of = {i: texts[i].strip() for i in starts}
     begins = [i for i in starts if words_of[i].isalnum() and words_of[i].casefold() != said.strip().casefold()]
-    kinds = {  # does it begin a word, and is it one of letters, in capitals, or a number?
+    kinds = {  # does it begin a word, and is it of letters, capitalised, or a number?
         i: (text[:1].isspace(), text.strip().isalpha(), text.strip()[:1].isupper(), text.strip().isdigit())
         for i, text in [*texts.items(), (answer, said)]
     }
@@ -201,7 +201,7 @@ def rival(model: LanguageModel, reading: Reading, run: ForwardPass, answer: int)
 
 
 def goes_on(model: LanguageModel, place: int, run: ForwardPass, tokens: Sequence[int]) -> list[bool]:
-    """Does the model go on within the word that each token begins at that place, as after " Mont"? One pass for all."""
+    """For each token at this place, does the model continue its word, as after " Mont"? One pass for all tokens."""
     try:
         model.tokenizer.fits(place + 1, 1)
     except ShapeError:  # the text fills the model's positions
@@ -213,7 +213,7 @@ def goes_on(model: LanguageModel, place: int, run: ForwardPass, tokens: Sequence
 
 
 def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[int, ...]:
-    """The ids of an answer's tokens; without a leading space a text stands for the likelier of both spellings."""
+    """Return the ids of an answer; a text without a leading space means the likelier of the two spellings."""
     if is_whole(wanted):
         return (read_place(name, wanted, len(logits)),)
     if not isinstance(wanted, str):
@@ -221,9 +221,9 @@ def _ids(model: LanguageModel, logits: Array, name: str, wanted: Any) -> tuple[i
     check_unicode(name, wanted)
     text = wanted.replace("␣", " ")
     if not text.strip():
-        raise ShapeError(f"{name} is empty: there is no token to explain.", 'answer=" Paris"')
+        raise ShapeError(f"{name} is empty: it has no token to explain.", 'answer=" Paris"')
     spellings = [text] if text[0].isspace() else [text, f" {text}"]
     made = [ids for spelling in spellings if (ids := tuple(model.tokenizer.continuation(spelling)))]
     if not made:
-        raise ShapeError(f"{name} is {wanted!r}, of which the model's tokenizer makes no token.", "name another text.")
+        raise ShapeError(f"{name} is {wanted!r}, and the model's tokenizer makes no token of it.", 'answer=" Paris"')
     return max(made, key=lambda ids: float(logits[ids[0]]))

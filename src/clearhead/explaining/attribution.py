@@ -1,9 +1,9 @@
-"""Direct logit attribution, the way from a text to one logit: what every part of the model adds to it, in exact sums.
+"""Direct logit attribution, or the way from a text to one logit: what every part of the model adds to it, exactly.
 
-The residual stream after the last layer is the sum of all that was written to it: the embeddings, and each layer's
-attention and MLP. The last norm divides by σ, one number of the run, and is linear otherwise; so is the product with
-the token's row of the unembedding. With σ as it was, the parts add up to the logit. They say what each part wrote, not
-what the logit would be without it: later parts read what earlier ones wrote, and σ would be another.
+The residual stream after the last layer is a sum of everything written to it: the embeddings, and each layer's
+attention and MLP. The last norm divides by σ, a single number, and is otherwise linear; so is the product with the
+token's row of the unembedding. With the run's σ, the parts add up to the logit. They say what each part wrote, not what
+the logit would be without it: later parts read what earlier ones wrote, and σ would change.
 
 Adding one number to every logit leaves all probabilities as they are, so only differences of logits mean something:
 `against` subtracts one way from another, part by part.
@@ -32,7 +32,7 @@ PartKind = Literal["token", "position", "attention", "mlp", "input", "norm", "un
 
 
 class Norm(NamedTuple):
-    """A layer norm on the way: the vector's length before and after it, and the σ by which it was divided."""
+    """A norm on the way: the vector's length before and after it, and the σ by which it divides."""
 
     before: float
     after: float
@@ -41,16 +41,16 @@ class Norm(NamedTuple):
 
 
 class WayPart(NamedTuple):
-    """One part of the model, in the order in which a text goes through them.
+    """One part of the model; a Way lists them in the order in which a text goes through them.
 
-    kind    token, position, embeddings; attention, mlp and input, its embedding of the token: of `layer`;
-            norm (the last), unembedding: by their biases
-    adds    what it adds to the logit; heads: for attention, what each head adds, and `bias` what b^O adds
-    length  of the vector that it writes to the residual stream, ‖x‖; None for the last norm and the unembedding
+    kind    token, position, embeddings; attention, mlp, or input (a layer's embedding of the token), of `layer`;
+            norm (the last) and unembedding, which add their biases
+    adds    what it adds to the logit; for attention also by head, `heads`, and what b^O adds, `bias`
+    length  the length ‖x‖ of the vector that it writes to the residual stream; None for the last norm and unembedding
     sizes   heads and d_k of attention; d_mlp of an MLP; d_input; the vocabulary
-    read    the norm that it reads through; for the last norm itself
-    wrote   the norm that its output goes through before it is added, where there is one
-    experts of an MLP, that computed the token, each with its share, the largest first
+    read    the norm through which it reads; for the last norm, that norm
+    wrote   the norm that its output goes through before it is added, if any
+    experts the experts of an MLP that computed the token, each with its share, the largest first
     """
 
     kind: PartKind
@@ -71,16 +71,16 @@ class WayPart(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The parts of one logit: that of `token`, as what follows the token at `position`."""
+    """The parts that add up to the logit of `token` after the token at `position`."""
 
     position: int
     token: int
     text: str
     logit: float  # the model's, in float32
-    parts: list[WayPart]  # add up to it
+    parts: list[WayPart]  # they add up to the logit
     sigma: float  # of the last norm
-    shape: tuple[int, int]  # tokens and d_model, of the residual stream
-    cap: float | None = None  # c, where the model's own logit is c·tanh(logit/c)
+    shape: tuple[int, int]  # the residual stream's tokens and d_model
+    cap: float | None = None  # c, if the model's logit is c·tanh(logit/c)
 
     @property
     def sums(self) -> list[float]:
@@ -89,7 +89,7 @@ class Way(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """How far the parts' sum, in float64, is from the model's logit."""
+        """The difference between the parts' sum, in float64, and the model's logit."""
         return abs(self.sums[-1] - self.logit)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Way(NamedTuple):
 
 
 def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice]) -> list[Way]:
-    """What each part adds to the logits of some tokens, as what follows the one at `position`.
+    """Return what each part of the model adds to some tokens' logits after the token at `position`.
 
     O(layers·d_model·(heads·d_k + tokens)) time.
 
@@ -126,7 +126,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
     left = prod(scales)  # what later layers multiply the stream by
 
     def write(kind: PartKind, layer: int | None, vector: Array, *both: Array, **facts: Any) -> None:
-        """Add what one part wrote to the stream; of attention `both` are what heads and the bias wrote."""
+        """Add what one part wrote to the stream; for attention, `both` are what the heads and the bias wrote."""
         adds, *split_up = (left * (rows @ linear(x).T) for x in (vector, *both))
         heads, bias = split_up or (np.zeros((len(rows), 0)), np.zeros(len(rows)))
         length = float(np.linalg.norm(vector))
@@ -160,7 +160,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
             experts, shares, _ = chosen(weights, config, number, decoder.normed(f"{name}.ffn_norm", row))
             took = tuple(zip(experts[0].tolist(), shares[0].tolist(), strict=True))
             more |= {"sizes": (config.d_expert,), "experts": took}
-        own = np.zeros_like(end)  # what the layer's embedding of the token writes
+        own = np.zeros_like(end)  # written by the layer's embedding of the token
         if config.d_input:
             own = end - decoder.added(number, before[None].astype(np.float32), layer.output[[place]])[0]
         write("mlp", number, end - own - middle, **more)
@@ -181,7 +181,7 @@ def ways(model: Model, run: ForwardPass, position: int, choices: Sequence[Choice
 
 
 def _norm(decoder: Decoder, name: str, x: Array) -> tuple[Norm, Callable[[Array], Array], Array | None] | None:
-    """A norm of the decoder as it acted on one vector: what is linear in it, and its bias; None where it has none."""
+    """Describe a norm as it acted on one vector: the norm, its linear part, its bias; None if there is no such norm."""
     stated, centred = [decoder.weights.get(f"{name}.{kind}") for kind in ("weight", "bias")], decoder.config.centred
     if stated[0] is None:
         return None
@@ -201,7 +201,7 @@ def _norm(decoder: Decoder, name: str, x: Array) -> tuple[Norm, Callable[[Array]
 
 
 def against(first: Way, second: Way) -> Way:
-    """One way minus another of the same run and position, part by part; its logit is the difference of both."""
+    """Subtract one way from another of the same run and position, part by part; the logits are subtracted too."""
     parts = [
         part._replace(
             adds=part.adds - other.adds,
@@ -214,13 +214,13 @@ def against(first: Way, second: Way) -> Way:
 
 
 def experts_of(part: WayPart, language: Language, before: str = "") -> str:
-    """The experts that computed the token, each with its share, after some letters; "" where there are none."""
+    """Name the experts that computed the token, each with its share, after the text `before`; "" without experts."""
     each = ", ".join(f"{expert} ({percent(share)})" for expert, share in part.experts)
     return before + say(language, "way experts", experts=each) if each else ""
 
 
 def part_name(part: WayPart, d_model: int, language: Language) -> str:
-    """What a part is, with its sizes."""
+    """Name a part, with its sizes."""
     if part.kind == "norm":
         assert part.read is not None
         return say(language, "way norm", **_lengths(part.read, d_model))
@@ -232,7 +232,7 @@ def part_name(part: WayPart, d_model: int, language: Language) -> str:
 
 
 def norm_name(norm: Norm, d_model: int, language: Language) -> str:
-    """A norm with the vector's length before and after it, and its σ."""
+    """Name a norm, with the vector's length before and after it, and its σ."""
     return say(language, "way centred norm" if norm.centred else "way plain norm", **_lengths(norm, d_model))
 
 
@@ -242,7 +242,7 @@ def _lengths(norm: Norm, d_model: int) -> dict[str, object]:
 
 
 def notes(way: Way, language: Language) -> list[str]:
-    """How exact the sum is, what the numbers mean, and why some are 0."""
+    """Say how exact the sum is, what the numbers mean, and why some are 0."""
     exact = say(language, "way note", sigma=way.sigma, difference=way.difference)
     means = [say(language, f"way {key}") for key in ("lens", "meaning", "zero", "last")]
     cap = [] if way.cap is None else [say(language, "way cap", cap=significant(way.cap))]
@@ -250,14 +250,14 @@ def notes(way: Way, language: Language) -> list[str]:
 
 
 def for_page(ways: Sequence[Way]) -> dict[str, Any] | None:
-    """The numbers of all ways, and the words in both languages, of which the page puts in the texts of the tokens."""
+    """Return the numbers of all ways, and the words in both languages, in which the page fills the tokens' texts."""
     if not ways:
         return None
     return {
         "position": ways[0].position,
         "parts": [{"kind": part.kind, "layer": part.layer} for part in ways[0].parts],
         "choices": [
-            {"id": way.token, "text": way.text, "logit": way.logit}  # what is added up has two decimals
+            {"id": way.token, "text": way.text, "logit": way.logit}  # the summands have two decimals
             | {name: rounded([getattr(part, name) for part in way.parts], 7) for name in ("adds", "heads", "bias")}
             for way in ways
         ],

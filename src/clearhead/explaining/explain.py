@@ -1,4 +1,4 @@
-"""`ch.explain`: what made a model's answer, by running the model again without each part of the text and each head."""
+"""`ch.explain` finds what made a model's answer: it runs the model again without each part of the text and head."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -24,12 +24,12 @@ from clearhead.models.tokenizer import Reading
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
-_HEADS, _KEYS = 6, 4  # the heads that did most, and of each so many of its largest weights
-_ESTIMATED, _LATER = 20, 96  # edges that each estimate names for a run; of all tokens after the answer's first
+_HEADS, _KEYS = 6, 4  # run again: edges of the heads that did most, the largest weights of each
+_ESTIMATED, _LATER = 20, 96  # edges that each estimate chooses to run; edges of all answer tokens after the first
 _NEUTRAL = (
     "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
 )
-_LONGER = "a longer text; clearhead explain TEXT --steps shows what each head does with this one."
+_LONGER = "give a longer text, or clearhead explain TEXT --steps, which shows what each head does with this one."
 
 
 def explain(
@@ -46,32 +46,32 @@ def explain(
     each: Callable[[range], Iterable[int]] = iter,
     told: Callable[[Explanation], object] | None = None,
 ) -> Explanation:
-    """Say what made a model's answer to a text: `clearhead explain` as an object.
+    """Explain a model's answer to a text: which parts of the text, heads and edges made it.
 
-    The model is run again with each part of the text hidden from all later tokens, and with heads and edges off: what y
-    changes by then is the truth about each of them alone. y is ln P − ln(1 − P) of the answer's probability, or, with
-    `against`, how far it is ahead of the other answer. An integral over gates on all keys chooses the edges to run.
+    The model is run again with each part of the text hidden from all later tokens, and with heads and edges off. How y
+    changes then is the exact effect of that part, head or edge alone. y is ln P − ln(1 − P) of the answer's probability
+    P, or with `against` the lead over the other answer. An integral over gates on all keys chooses the edges to run.
 
-    text      a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
-    model     a path or a name, as `load_model` takes them, or a loaded one; None is the small one that is shipped
-    answer    a text of one or more tokens, or the id of one; without a leading space it stands for the likelier of both
-              spellings. None: what the model says, of a text the first whole word or number, of messages the reply
-    against   another answer, as `answer`; None explains the answer alone
-    word      a word of what the model says, or of `answer`: it alone is explained, and what comes before it is given
-    generate  how many tokens the model says at most; 0: as `answer` says, of messages 24
+    text      a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a string}
+    model     a path or name, as `load_model` takes it, or a loaded model; None: the small model that ships with it
+    answer    a text of one or more tokens, or a token's id; a text without a leading space means the likelier of the
+              two spellings. None: what the model says: its first whole word or number, or its reply to messages
+    against   another answer, given like `answer`; None explains the answer alone
+    word      explain only this word of the answer; what comes before it counts as given
+    generate  how many tokens the model says at most; 0: up to the end of the first word, in a chat 24
     parts     "tokens", "words", "sentences", "paragraphs", "turns" (of a chat), or (start, stop) pairs of characters
-    hide      (start, stop) pairs: what of the text may be hidden. None: all of it; of a chat all but the last message
-              of the user, which is the question, where there is anything else. Never the last token, which answers,
-              nor a chat's template. In place of the text's first token, where heads rest, stands a neutral one
+    hide      (start, stop) pairs: only these may be hidden. None: all of the text; in a chat all messages but the last,
+              the question, unless there is no other. The last token, which answers, and a chat's template are never
+              hidden. The first token, on which heads rest, is replaced by a neutral one instead
     count     how many heads and edges to list at most
     each      iterates over the layers of each run, such as a progress bar
-    told      is given what is known so far: the answer, then what hiding each part did; heads and edges come last
+    told      is called with what is known so far: first the answer, then also what hiding each part did
 
-    Up to 48 parts are hidden one by one; of more, all sentences, then the parts of three. Heads and edges are off in
-    the rows that say the answer. Raises DtypeError for a text or model of another type, RuleError for a model without
-    next tokens and for attention that is not causal; SelectionError for a word that is not there, for parts that
-    overlap or are outside the text, and where both answers are the same; ShapeError for an empty answer or text, or one
-    that is too long; FileError for an unreadable model. O(parts) passes, O(tokens) memory.
+    Up to 48 parts are hidden one by one; of more, first all sentences, then the parts of three. Heads and edges are off
+    in the rows that predict the answer. Raises DtypeError for a text or model of another type; RuleError for a model
+    that predicts no next token, or whose attention is not causal; SelectionError for a word that is not in the answer,
+    parts that overlap or lie outside the text, and two equal answers; ShapeError for an answer or text that is empty or
+    too long; FileError for an unreadable model. O(parts) passes, O(tokens) memory.
     Source: integrated gradients (Sundararajan et al. 2017; Aumann and Shapley 1974) over gates of attention.
 
     >>> import clearhead as ch
@@ -94,7 +94,7 @@ def explain(
     asked = read_answers(loaded, reading.tokens, run, answer, against)
     cut = parts_of_text(parts, reading.text, reading.tokens, reading.turns, hidden)
     if not cut:
-        raise SelectionError("the text has no part to hide: its last token, which answers, never is hidden.", _LONGER)
+        raise SelectionError("the text has no part to hide: its last token, which answers, is never hidden.", _LONGER)
     neutral = loaded.tokenizer.text(loaded.tokenizer.neutral)
     parts_shown = [PartEffect(*part, 0.0, neutral if 0 in part.tokens else "") for part in cut]
     begun = _begun(loaded, reading, asked, run, each, listed)
@@ -106,7 +106,7 @@ def explain(
 def _begun(
     model: LanguageModel, reading: Reading, asked: Question, run: ForwardPass, each: Each, listed: int
 ) -> dict[str, Any]:
-    """What is known before anything is run again: the answer, and what is run again with the runs that say it."""
+    """Return what is known before anything is run again: the answer, and what the later runs need."""
     runs = [run if one.ids == list(run.ids) else model.run(one.ids, each) for one in asked.targets]
     ids = asked.against or (rival(model, reading, run, asked.answer[0]),)
     pair, row = (asked.answer[0], ids[0]), len(reading.tokens) - 1
@@ -128,7 +128,7 @@ def _begun(
 
 
 def _explained(found: Explanation, each: Each, told: Callable[[Explanation], object]) -> Explanation:
-    """Run the model again without each part, head and edge; `told` is given what is known before that, and between."""
+    """Run the model again without each part, head and edge; call `told` before that and after the parts."""
     told(found)
     again = found.again
     ran = part_runs.hidden(again, found.parts, found.reading.text)
@@ -159,7 +159,7 @@ def _explained(found: Explanation, each: Each, told: Callable[[Explanation], obj
 
 
 def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[tuple[int, int], Rerun]]:
-    """The heads by what y changes by when each is off in the rows that answer, all these changes, and their runs."""
+    """Rank heads by the change of y with each off in the rows that answer; return also all changes and the runs."""
     changes, off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed)
     listed = sorted(off, key=lambda place: (-abs(changes[place]), -abs(by_head[place]), place))[: again.listed]
     model, tokens = again.model, len(again.based[0].target.answer)
@@ -175,10 +175,10 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
 def _edges(
     again: Again, estimates: Sequence[Array], off: dict[tuple[int, int], Rerun]
 ) -> tuple[list[EdgeEffect], dict[tuple[int, ...], Rerun]]:
-    """The edges of the rows that answer by what y changes by without each, and their runs.
+    """Rank edges of the rows that answer by the change of y without each; return also their runs.
 
-    Run are the strongest of each estimate, (layers, heads, rows, keys), and the largest weights of the heads without
-    which y changes most; of each token of the answer but the first, of the heads without which its odds do.
+    Run again are the strongest edges of each estimate, (layers, heads, rows, keys), and the largest weights of the
+    heads without which y, or the odds of one of the answer's later tokens, change most.
     """
     based, chosen = again.based[0], dict[tuple[int, ...], None]()
     rows, heads = based.target.rows, list(off)

@@ -1,4 +1,4 @@
-"""`Explanation`: what `ch.explain` found, as data from runs; the terminal, the page and the JSON are views of it."""
+"""`Explanation` is the result of `ch.explain`, as data; the terminal, the page and the JSON are views of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,15 +38,15 @@ from clearhead.view.container import Document
 from clearhead.view.page import Framing
 from clearhead.words import Language, say
 
-_SHOWN = 8  # parts and heads in a notebook
+_SHOWN = 8  # parts and heads that a notebook shows
 
 
 class Rivals(NamedTuple):
-    """The answer that is explained, and the other one that it is compared with.
+    """The answer that is explained, and the answer to compare it with.
 
     token, against   their first tokens
     other            the text of the other answer, or of the runner-up
-    compared         is y about the other answer too?
+    compared         is y the lead over the other answer?
     value            y, in natural logarithms
     """
 
@@ -59,19 +59,19 @@ class Rivals(NamedTuple):
 
     @property
     def lead(self) -> float:
-        """How far the answer's first token is ahead of the other one, in logits."""
+        """The logit of the answer's first token minus that of the other answer's."""
         return self.token.logit - self.against.logit
 
 
 class Estimate(NamedTuple):
-    """What the integral and all runs say of every token and head, in natural logarithms.
+    """What the integral and all runs say about every token and head, in natural logarithms.
 
-    by_token    (tokens,): what y falls by without the token's part or sentence, in equal shares
-    by_head     (layers, heads): φ, of the integral
-    heads_run   (layers, heads): what y changes by when each is off; NaN where it was not run
-    total       y with everything less y with nothing of the parts
-    gap         total less the sum of the parts' effects
-    points      of the integral; 0 without one
+    by_token    (tokens,): how much y falls without the token's part or sentence, shared equally by its tokens
+    by_head     (layers, heads): φ, from the integral
+    heads_run   (layers, heads): how much y changes with each head off; NaN where it was not run
+    total       y with all parts minus y with none of them
+    gap         total minus the sum of the parts' effects
+    points      how many points the integral has; 0 without an integral
     """
 
     by_token: Array
@@ -83,9 +83,9 @@ class Estimate(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """How far a list of parts says what happens when random halves of the text are hidden.
+    """How well the parts' effects predict runs in which random halves of the text are hidden.
 
-    score    the linear datamodeling score: Spearman's correlation between the sum of the kept parts' effects and y
+    score    the linear datamodeling score: Spearman's correlation between the sum of the visible parts' effects and y
     """
 
     score: float | None
@@ -96,9 +96,9 @@ class Trust(NamedTuple):
 class Explanation(Tabular, Framing):
     """Why an answer follows a text; made by `explain`. `print` shows what the terminal shows.
 
-    y is ln P − ln(1 − P) of the answer's probability P, or where two answers are compared how far the first is ahead,
-    in natural logarithms. What was run again says what y changes by without a part, a head or an edge: below 0 where it
-    spoke for the answer. `ranked` lists the parts by that.
+    y is ln P − ln(1 − P) of the answer's probability P, or, if two answers are compared, the lead of the first in
+    natural logarithms. Each part, head and edge has the change of y in a run without it, which is below 0 if it spoke
+    for the answer. `ranked` lists the parts by that change.
 
     >>> import clearhead as ch
     >>> found = ch.explain("humpty dumpty sat on")
@@ -107,20 +107,20 @@ class Explanation(Tabular, Framing):
     """
 
     model: LanguageModel
-    prompt: Any  # the text or the messages, as they came
-    reading: Reading  # all that the model read, of messages by its template, and its tokens
+    prompt: Any  # the text or the messages, as given
+    reading: Reading  # what the model read (messages in its template), and its tokens
     rivals: Rivals
     next: Sequence[Choice]  # the likeliest next tokens, the likeliest first
     parts: list[PartEffect]  # in the order of the text
-    groups: list[PartEffect]  # sentences that were hidden as a whole, where there were too many parts for one run each
-    pairs: list[PairEffect]  # of parts that stand in for each other, the strongest first
-    heads: list[HeadEffect]  # the strongest in a run first
-    edges: list[EdgeEffect]  # the strongest in a run first
-    reruns: tuple[dict[Any, Rerun], ...] = field(repr=False)  # by heads off, parts hidden, edges
+    groups: list[PartEffect]  # sentences hidden as a whole, if there were too many parts to run each
+    pairs: list[PairEffect]  # parts that stand in for each other, the strongest pair first
+    heads: list[HeadEffect]  # those whose run changed most first
+    edges: list[EdgeEffect]  # those whose run changed most first
+    reruns: tuple[dict[Any, Rerun], ...] = field(repr=False)  # the runs by heads off, by parts hidden, by edges cut
     estimate: Estimate
-    sinks: int  # heads that give the first token over half of their weight in the row that answers
-    leak: tuple[float, float] | None  # where hiding does not hold: what hidden and seen tokens move the logits by
-    again: Again = field(repr=False)  # what is run again, and what the results are compared with
+    sinks: int  # heads with over half of their weight on the first token, in the row that answers
+    leak: tuple[float, float] | None  # if hiding leaks: how much hidden, and visible, tokens move the logits
+    again: Again = field(repr=False)  # what further runs need
 
     def __repr__(self) -> str:
         facts = {"": repr(self.text), "answer": repr(self.answer), "value": significant(self.value)}
@@ -138,7 +138,7 @@ class Explanation(Tabular, Framing):
 
     @property
     def text(self) -> str:
-        """All that the model read."""
+        """The text that the model read."""
         return self.reading.text
 
     @property
@@ -153,35 +153,35 @@ class Explanation(Tabular, Framing):
 
     @property
     def value(self) -> float:
-        """Y, in natural logarithms."""
+        """The number y, in natural logarithms."""
         return self.rivals.value
 
     @property
     def way(self) -> Way | None:
-        """What each part of the model adds to the logit of the answer's first token; None where they do not add up."""
+        """What each part of the model adds to the logit of the answer's first token; None if they do not add up."""
         return next(iter(self.ways), None)
 
     @property
     def ways(self) -> list[Way]:
-        """The ways to the first tokens of the answer and of the other one; none through PyTorch."""
+        """The ways to the first tokens of both answers; empty for a model that runs in PyTorch."""
         run, row = self.again.based[0].run, self.again.based[0].target.rows.start
         both = self.rivals.token, self.rivals.against
         return ways(self.model, run, row, both) if isinstance(self.model, Model) else []
 
     @property
     def sink(self) -> bool:
-        """Do half of all heads or more rest on the first token? Then weights of edges that are off move there."""
+        """Do at least half of all heads rest on the first token? If so, the weight of a cut edge moves there."""
         return 2 * self.sinks >= self.estimate.by_head.size
 
     @property
     def ranked(self) -> list[PartEffect]:
-        """The parts, and sentences in place of their parts, by how much hiding each changes the answer."""
+        """The parts, or sentences that were hidden as a whole, by how much hiding each changes the answer."""
         inside = {token for group in self.groups for token in group.tokens}
         return by_change([*self.groups, *(part for part in self.parts if part.tokens[0] not in inside)])
 
     @property
     def probability(self) -> float:
-        """The answer's; where two answers are compared, that of its first token."""
+        """The answer's probability; if two answers are compared, that of its first token."""
         return self.rivals.token.probability if self.rivals.compared else probability(self.value)
 
     @property
@@ -191,9 +191,9 @@ class Explanation(Tabular, Framing):
 
     @property
     def carrier(self) -> HeadEffect | None:
-        """The strongest head that not any text needs, or None.
+        """The strongest head among those that not every text needs, or None.
 
-        It takes a tenth of the answer's probability, and of what hiding the best part takes: of y and of probability.
+        It takes at least a tenth of the answer's probability, and a tenth of what hiding the strongest part takes.
         """
 
         def takes(change: float) -> Array:
@@ -210,14 +210,14 @@ class Explanation(Tabular, Framing):
     ) -> HeadSteps:
         """Show one token's attention in one head, step by step.
 
-        layer, head   from 0; None takes the head that carries the answer, or the strongest; of another token the one
-                      without which the likeliest token after it changes most
-        token         a position (negative counts from the end) or a word of the text; None is the last
+        layer, head   from 0; None: for the last token the head that carries the answer, or else the strongest; for
+                      another token the head without which its likeliest next token changes most
+        token         a position (negative counts from the end) or a word of the text; None: the last
         count         how many next tokens to list
 
         Returns a HeadSteps: `trace` with every intermediate in float64, `row` (the token alone), `heads()`.
-        Raises SelectionError for a layer, head or token that there is not, RuleError for a model whose projections have
-        unknown names. O(tokens²) memory for the head's numbers.
+        Raises SelectionError for a layer, head or token that does not exist, RuleError for a model whose projections
+        have unknown names. O(tokens²) memory for the head's numbers.
 
         >>> import clearhead as ch
         >>> ch.explain("humpty dumpty sat on").steps(0, 7).trace.weights.shape
@@ -233,7 +233,7 @@ class Explanation(Tabular, Framing):
         return made if change is None else replace(made, change=change, chosen=(True, True))
 
     def trust(self, masks: int = 16, *, seed: int = 0) -> Trust:
-        """Measure how far to believe the list of parts, by `masks` runs that hide each part with probability ½.
+        """Measure how well the parts' effects predict `masks` runs that hide each part with probability ½.
 
         >>> import clearhead as ch
         >>> ch.explain("mary had a little").trust(8).score > 0
@@ -245,10 +245,10 @@ class Explanation(Tabular, Framing):
         return Trust(spearman((kept @ effects).tolist(), ran.tolist()), len(ran))
 
     def plot(self, *, count: int = 8, ax: Any = None) -> Any:
-        """Draw what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
+        """Plot what is left of the answer without each of the first `count` parts (extra `plot`); returns the axes.
 
-        The bars are the answer's probability in percent, as on the screen, and a dashed line that of the whole text;
-        where two answers are compared they are y. `ax` are matplotlib's axes to draw on, None makes new ones. Raises
+        Bars show the answer's probability in percent, as on the screen, and a dashed line shows it for the whole text;
+        if two answers are compared, they show y. `ax` are matplotlib axes to draw on; None makes new ones. Raises
         MissingExtraError without matplotlib.
 
         >>> import clearhead as ch
@@ -272,7 +272,7 @@ class Explanation(Tabular, Framing):
         return why_page.document(self, language)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain numbers, lists and words."""
+        """Return everything as plain numbers, lists and strings."""
         asked, told = self.rivals, self.estimate
         listed = ("groups", "pairs", "heads", "edges", "next")
         return {

@@ -1,6 +1,6 @@
-"""What `ch.explain` gives: a text, what the model says next, and one head step by step, with its page and its JSON.
+"""`HeadSteps` is one head of a run step by step, with the text and what the model says next; its page and its JSON.
 
-Everything here is data, taken from the run; `report` prints it.
+It is data from the run; `report` prints it.
 """
 
 import json
@@ -34,12 +34,12 @@ from clearhead.view.long import ROOM, ShownLayer, ShownRun, characters, fitting,
 from clearhead.view.page import Framing
 from clearhead.words import LANGUAGES, Language, say
 
-_KEYS, _TEXT = 8, 100  # keys, and columns of the text
-_LOOKS, _LOOK = 4, 0.005  # of each head so many keys of the row that answers, and the least weight
+_KEYS, _TEXT = 8, 100  # shown: keys, and columns of the text
+_LOOKS, _LOOK = 4, 0.005  # shown for each head: keys of the row that answers, and the least weight
 
 
 class CaptionedHead(NamedTuple):
-    """A head's five statistics over the whole text, as `HeadSummary` has them, and its caption."""
+    """A head's five statistics over the whole text, those of `HeadSummary`, and its caption."""
 
     layer: int
     head: int
@@ -48,18 +48,18 @@ class CaptionedHead(NamedTuple):
 
     @property
     def clearness(self) -> float:
-        """How clear the caption's pattern is; 0 without one."""
+        """How clear the caption's pattern is; 0 without a caption."""
         return 0.0 if self.caption is None else self.caption.clearness
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain numbers and words; a statistic that is not known is None."""
+        """Return everything as plain numbers and strings; an unknown statistic is None."""
         known = {name: x if np.isfinite(x) else None for name, x in self.statistics.items()}
         caption = None if self.caption is None else self.caption._asdict()
         return {"layer": self.layer, "head": self.head, "statistics": known, "caption": caption}
 
 
 def captioned_heads(runs: Sequence[LayerRun], numbers: Sequence[int]) -> list[CaptionedHead]:
-    """Every head of every layer. O(tokens²·d_k) time for each, O(tokens) memory."""
+    """Caption every head of every layer. O(tokens²·d_k) time for each, O(tokens) memory."""
     made = []
     for number, run in zip(numbers, runs, strict=True):
         matrix = AttentionMatrix(run.q, run.k, **run.rules).part(0)
@@ -72,7 +72,7 @@ def captioned_heads(runs: Sequence[LayerRun], numbers: Sequence[int]) -> list[Ca
 
 
 def clearest(heads: Sequence[CaptionedHead]) -> list[tuple[CaptionedHead, int]]:
-    """Of each kind that is a pattern the clearest head and how many others there are, in the order of `KINDS`."""
+    """For each kind of pattern, return the clearest head and how many more there are, in the order of `KINDS`."""
     kinds: dict[str, list[CaptionedHead]] = {kind: [] for kind in KINDS}
     for head in heads:
         if head.caption is not None and head.clearness > 0:
@@ -89,22 +89,22 @@ class HeadSteps(Tabular, Framing):
     tokens: list[Token]
     next: list[Choice]  # after the whole text
     after: list[Choice]  # after the chosen token
-    layer: int  # its number in the model, where some layers may not attend
+    layer: int  # its number among all layers of the model
     head: int
-    chosen: tuple[bool, bool]  # whether layer and head were chosen here
+    chosen: tuple[bool, bool]  # were layer and head chosen automatically?
     token: int
     run: LayerRun
     runs: Sequence[LayerRun]  # every layer
-    steps: Steps  # the steps of the whole layer, all heads, without numbers
+    steps: Steps  # the steps of the whole layer, all heads: shapes without numbers
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
-    sinks: int = 0  # heads that give the first token over half of that row's weight
-    change: float | None = None  # what the logit of the next token's probability changes by without the head, in a run
-    generated: int = 0  # how many of the last tokens the model put there
-    logits: Array | None = None  # (vocabulary,): of what follows the whole text
+    sinks: int = 0  # heads with over half of that row's weight on the first token
+    change: float | None = None  # change of the next token's log-odds in a run without the head
+    generated: int = 0  # how many of the last tokens the model generated
+    logits: Array | None = None  # (vocabulary,): of the token after the whole text
     ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
-    following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
+    following: Sequence[list[Choice]] = ()  # for each token the likeliest next ones; empty if the model predicts none
 
     def __repr__(self) -> str:
         return brief(
@@ -118,7 +118,7 @@ class HeadSteps(Tabular, Framing):
         return document(self, language)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain numbers, lists and words; -∞ becomes None."""
+        """Return everything as plain numbers, lists and strings; -∞ becomes None."""
         arithmetic = ("scores", "masked", "weights", "contributions", "output")
         data: dict[str, Any] = {
             "model": {"name": self.model.name, **self.model.config.facts()},
@@ -148,16 +148,16 @@ class HeadSteps(Tabular, Framing):
 
     @property
     def way(self) -> Way | None:
-        """The way to the likeliest token after the chosen one; None where the parts of the model do not add up."""
+        """The way to the likeliest token after the chosen one; None if the model's parts do not add up."""
         return next(iter(self.ways), None)
 
     def heads(self) -> list[CaptionedHead]:
-        """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
+        """Describe every head by its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
         return captioned_heads(self.runs, layer_numbers(self.model))
 
 
 def attending(seen: Any, language: Language) -> str:
-    """What the chosen token attends to most."""
+    """Say what the chosen token attends to most."""
     weights, masked = seen.row.weights, np.isneginf(seen.row.masked)
     place = {"layer": seen.layer, "head": seen.head, "token": token_name(seen, seen.token)}
     if masked.all():
@@ -168,13 +168,13 @@ def attending(seen: Any, language: Language) -> str:
 
 
 def following(seen: Any, language: Language) -> str:
-    """The heading of what may come after the chosen token."""
+    """Return the heading above the tokens that may follow the chosen one."""
     last = seen.token == len(seen.tokens) - 1
     return say(language, "next" if last else "next after", token=token_name(seen, seen.token))
 
 
 def kinds_of(seen: Any) -> list[tuple[CaptionedHead, int]]:
-    """The chosen head and the clearest head of each kind, each with how many more there are; none without captions."""
+    """Return the chosen head, then the clearest of each kind and how many more there are; empty without captions."""
     heads = seen.heads()
     chosen = next(head for head in heads if (head.layer, head.head) == (seen.layer, seen.head))
     if chosen.caption is None:
@@ -185,7 +185,7 @@ def kinds_of(seen: Any) -> list[tuple[CaptionedHead, int]]:
 
 
 def tables(seen: Any, language: Language) -> list[Table]:
-    """What follows, what the chosen token attends to, what heads do."""
+    """Make tables of what follows, what the chosen token attends to, and what heads do."""
     result = [Table(cut(visible(seen.text), _TEXT))]
     shares = [choice.probability for choice in seen.after]
     names = [say(language, key) for key in ("key", "weight")]
@@ -205,10 +205,10 @@ def tables(seen: Any, language: Language) -> list[Table]:
 def document(
     seen: HeadSteps, language: Language = "en", g: Sequence[Array] | None = None, named: Sequence[int] = ()
 ) -> Document:
-    """The page's document: every head of every layer, and the projections' weights of the chosen layer.
+    """Make the page's document: every head of every layer, and the chosen layer's projection matrices.
 
-    g      of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v)
-    named  the layers that come after the chosen one, where the page has not the room for all layers' weights and steps
+    g      for each layer, the derivative of some number by its heads' outputs, (heads, tokens, d_v)
+    named  the layers to keep next after the chosen one, if the page has no room for all layers' weights and steps
     """
     numbers = list(layer_numbers(seen.model))
     facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
@@ -230,9 +230,9 @@ def document(
 
 
 def _with_model(page: Document, model: Model) -> Document:
-    """The page with the model's tokenizer and stored weights, so that it can run other texts.
+    """Add the model's tokenizer and stored weights to the page, so that it can run other texts.
 
-    Matrices of layers are (d_in, d_out), as the steps have them: the same bytes are in the page once.
+    Matrices of layers are (d_in, d_out), as in the steps, so that the page holds the same bytes once.
     """
     stored, config = model.decoder.weights.stored, model.config
     arrays = {f"live.{name}": tensor.rows(dtype=np.float16) for name, tensor in stored.items()}
@@ -245,9 +245,9 @@ def _with_model(page: Document, model: Model) -> Document:
 
 
 def _run_facts(seen: HeadSteps) -> dict[str, Any]:
-    """What the page says of the run: next tokens, entropy, the check, the way, the keys that heads look at."""
+    """Collect the page's facts about the run: next tokens, entropy, the check, the way, where heads look."""
     following = [[[c.text, rounded(c.probability, 6)] for c in choices] for choices in seen.following]
-    looks = []  # the keys that the row gives most weight to, with these weights, for each head of each layer
+    looks = []  # for each head of each layer, the row's largest weights and their keys
     for run in seen.runs:
         rows = np.asarray(AttentionMatrix(run.q, run.k, **run.rules)[:, seen.token], np.float64)
         order = np.argsort(-rows, axis=-1, kind="stable")[:, :_LOOKS].tolist()
@@ -264,11 +264,11 @@ def _run_facts(seen: HeadSteps) -> dict[str, Any]:
 
 
 def _kept(runs: Sequence[LayerRun], order: Iterable[int], room: float) -> list[int] | None:
-    """The first of the layers, as many as the page has room for; None where it has for all."""
+    """Return the first of these layers, as many as fit into the page; None if all fit."""
     chosen = list(dict.fromkeys(order))
     parts = []
     for number in chosen:
-        run, streams = runs[number], 2 * runs[number].x.size  # x and the output; if not all fit, of the first only
+        run, streams = runs[number], 2 * runs[number].x.size  # x, output; the first layer's only, if not all fit
         numbers = 2 * run.q.size + run.k.size + run.v.size  # g is as large as q
         as_it_is = characters(numbers + streams, run.q.itemsize)[0]
         parts.append((as_it_is, characters(numbers + streams * (number == chosen[0]), run.q.itemsize)[1]))
@@ -287,7 +287,7 @@ def _page_layer(seen: HeadSteps, number: int, run: LayerRun, weights: Mapping[st
 
 
 def sizes_of(model: LanguageModel) -> tuple[str, dict[str, Any]]:
-    """The key of the sentence on a model's sizes, and these; of one that attends in some layers only, in which."""
+    """Return the key of the sentence on a model's sizes, and the sizes; also which layers attend, if not all do."""
     sizes, numbers = (
         {name: getattr(model.config, name) for name in ("layers", "heads", "d_model")},
         layer_numbers(model),
@@ -299,13 +299,13 @@ def sizes_of(model: LanguageModel) -> tuple[str, dict[str, Any]]:
 
 
 def model_line(model: LanguageModel) -> Translations:
-    """What a page says of the model."""
+    """Describe the model in a line of the page."""
     place, (key, sizes) = Path(model.name), sizes_of(model)
     return both(key, name=place.resolve().name if place.is_dir() else model.name, **sizes)
 
 
 def steps_of(run: LayerRun) -> Steps:
-    """The steps of a whole layer, all heads, without numbers."""
+    """Return the steps of a whole layer, all heads: shapes without numbers."""
     (heads, n, d_k), (kv_heads, m, d_v) = run.q.shape, run.v.shape
     sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v, itemsize=run.x.itemsize)
     widths, rules = (run.x.shape[-1], None, run.output.shape[-1]), cast("Rules", run.rules)

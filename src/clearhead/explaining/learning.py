@@ -1,7 +1,7 @@
-"""How W^Q, W^K and W^V are learned: a small training run, recorded step by step, computed again from its weights.
+"""Shows how W^Q, W^K and W^V are learned, from the recording of a small training run.
 
-training/record.py makes the recording. Its weights are those of the model at each recorded step, rounded to float16;
-scores, weights and next tokens are computed from them here, by this library, and compared with PyTorch's.
+training/record.py makes the recording: the model's weight matrices at each recorded step, rounded to float16. This
+module computes scores, attention weights and next tokens from them, and compares these with PyTorch's.
 """
 
 import json
@@ -26,60 +26,60 @@ from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
 
-_SHOWN = 6  # tokens whose probability is followed
+_SHOWN = 6  # next tokens whose probabilities are shown
 _PAGE = ("says", "next", "gradient", "check")  # sentences of the page
-_WIDE, _HIGH, _EDGE = 576, 200, 28  # of its curve
+_WIDE, _HIGH, _EDGE = 576, 200, 28  # sizes of the page's curve
 
 
 class Learning(NamedTuple):
-    """A recorded training run. Every array has one entry for each recorded step first, (steps, …)."""
+    """A recorded training run. The first axis of every array is the recorded step, (steps, …)."""
 
     config: Config
     rhymes: int
-    tokens: tuple[str, ...]  # of the text that is followed
+    tokens: tuple[str, ...]  # of the example text
     vocabulary: tuple[str, ...]
-    step: Array  # (steps,): how many training steps came before
+    step: Array  # (steps,): the number of training steps before it
     loss: Array  # (steps,): mean cross-entropy over the rhymes, in nats
     gradient: Array  # (steps, 3): ‖∂loss/∂W‖ of W^Q, W^K and W^V
     w_q: Array  # (steps, d_model, h·d_k)
     w_k: Array
     w_v: Array
-    scaled: Array  # (steps, heads, queries, keys): q·k/√d_k of the text
+    scaled: Array  # (steps, heads, queries, keys): q·k/√d_k in the text
     weights: Array  # (steps, heads, queries, keys)
     following: Array  # (steps, vocabulary): the probability of each token after the text
-    difference: float  # the largest between weights or probabilities here and PyTorch's
+    difference: float  # the largest difference of weights and probabilities from PyTorch's
 
     @property
     def text(self) -> str:
-        """The text that is followed."""
+        """The example text."""
         return "".join(self.tokens)
 
     @property
     def reach(self) -> float:
-        """The largest size of a number in W^Q, W^K and W^V at any step."""
+        """The largest absolute entry of W^Q, W^K and W^V at any step."""
         return float(max(np.abs(w).max() for w in (self.w_q, self.w_k, self.w_v)))
 
     def likeliest(self) -> list[int]:
-        """The tokens that are the likeliest to follow at some step, the likeliest at the end first."""
+        """The next tokens that reach the highest probabilities at any step, the likeliest at the end first."""
         most = np.argsort(-self.following.max(axis=0), kind="stable")[:_SHOWN]
         return sorted(map(int, most), key=lambda token: -self.following[-1, token])
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain numbers, lists and words; −∞ becomes None."""
+        """Return everything as plain numbers, lists and strings; −∞ becomes None."""
         arrays = {name: listed(value) for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
         facts = {"model": self.config.facts(), "text": self.text, "tokens": self.tokens}
         return facts | {"vocabulary": self.vocabulary} | arrays | {"largest_difference": self.difference}
 
     def to_html(self, language: Language = "en") -> str:
-        """The page with a slider over the steps, as one HTML text. Raises RuleError for another language."""
+        """Return the page with a slider over the steps, as HTML. Raises RuleError for an unknown language."""
         return page.html(_document(self, read_language(language)))
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        """Write the page to an .html file, whole or not at all. Raises FileError, RuleError for an unknown language."""
         page.write(path, lambda: _document(self, read_language(language)))
 
     def words(self, key: str, language: Language) -> str:
-        """One of the sentences about this run."""
+        """Return a sentence about this run."""
         config = self.config
         values: dict[str, Any] = {"rhymes": self.rhymes, "steps": int(self.step[-1]), "text": self.text}
         values |= {"layers": config.layers, "heads": config.heads, "d_model": config.d_model}
@@ -89,9 +89,9 @@ class Learning(NamedTuple):
 
 
 def learning() -> Learning:
-    """The recording that ships with the package, with what each step's weights make of its text.
+    """Read the recording that ships with the package, and compute each step's attention and next tokens.
 
-    Raises FileError where the file is damaged. O(steps) runs of a model of some 3,000 parameters.
+    Raises FileError if the file is damaged. O(steps) runs of a model with some 3,000 parameters.
 
     >>> run = learning()
     >>> run.w_q.shape, [run.vocabulary[place] for place in run.following.argmax(axis=1)[[20, -1]]]
@@ -102,7 +102,7 @@ def learning() -> Learning:
 
 
 def read(path: str | os.PathLike[str]) -> Learning:
-    """The recording in a file that training/record.py wrote. Raises FileError where it is damaged or another kind."""
+    """Read a recording that training/record.py wrote. Raises FileError for a damaged file, or one of another kind."""
     arrays, metadata = safetensors(read_path(path))
     try:
         about = {name: json.loads(metadata[name]) for name in ("config", "vocabulary", "texts", "shown")}
@@ -114,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Learning:
             of_arrays("learning", about["config"], {name: array[step] for name, array in stored.items()})
             for step in steps
         ]
-        seen = []  # of each step scaled scores and weights, (heads, queries, keys), and the next token's probabilities
+        seen = []  # for each step: scaled scores and weights, (heads, queries, keys), and next probabilities
         for run in (model.run(about["shown"]) for model in models):
             layer = run.layers[0]
             assert run.logits is not None
@@ -146,9 +146,9 @@ def read(path: str | os.PathLike[str]) -> Learning:
 
 
 def _document(run: Learning, language: Language) -> Document:
-    """The document whose only entry is `learning`."""
+    """Make the page's document, whose only entry is `learning`."""
     shown = run.likeliest()
-    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))  # the loss as points of a picture, and what is beside it
+    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))  # the loss curve's points
     points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
     ends = np.linspace(0, len(points) - 1, 5, dtype=int)
     below = [(points[place][0], _HIGH - 4, str(run.step[place])) for place in ends]
@@ -181,7 +181,7 @@ def _words(run: Learning, language: Language) -> dict[str, Any]:
 
 
 def _figures(run: Learning) -> list[list[dict[str, Any]]]:
-    """The page's groups of figures: the three matrices, and for each head its scores and weights."""
+    """Group the page's figures: the three matrices, and for each head its scores and weights."""
 
     def figure(symbol: str, role: str, name: str, part: int, dims: list[str], most: float | None) -> dict[str, Any]:
         return {"symbol": symbol, "role": role, "name": f"learning.{name}", "part": part, "dims": dims, "most": most}

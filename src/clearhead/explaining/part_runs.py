@@ -1,10 +1,10 @@
-"""What `ch.explain` runs for the parts of a text: parts hidden one by one and in pairs, random halves, the integral.
+"""Measures the parts of a text for `ch.explain`: hides them one by one, in pairs and in random halves, and integrates.
 
 The integral: with α the factor on every gated key's weights, and y the number that is explained, φ_j = ∫ ∂y/∂α_j dα
-along the straight way from 0 to 1, so that Σ φ_j = y(everything) − y(nothing of it): integrated gradients (Sundararajan
-et al. 2017), the value of Aumann and Shapley (1974) of this game. The derivative is a sum over edges, so that the same
-runs give φ by head and by edge. y is smooth in ln α, and there the points of Gauss and Legendre lie; they begin where y
-is nearly what it is with nothing of the text: what a model does with less than that is noise, and stays in the gap.
+along the straight line from 0 to 1, so that Σ φ_j = y(all parts) − y(no part): integrated gradients (Sundararajan et
+al. 2017), the Aumann-Shapley value (1974) of this game. The derivative is a sum over edges, so the same runs give φ by
+head and by edge. y is smooth in ln α, so the Gauss-Legendre points lie in ln α. They begin where y is nearly what it is
+with no part: below that the model's output is noise, which stays in the gap.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ from clearhead.models.protocol import Choice, Each, LanguageModel, Variant
 from clearhead.models.variants import edges
 
 _POINTS = 4
-_LONG, _QUESTION = 1024, 3  # tokens: a longer text, with so many after its parts, has no integral
-LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first of them where y is near y(nothing):
-_NEAR = 0.05  # nearer than this share of the range that y has on the way
-_SHORT = 256  # tokens that run at once to find it
-_TRIED = 4  # parts of which every two are hidden together
-_MUCH = 0.25  # of the total: what two parts together have to change
-_TWO = 0.1  # what two parts do only together may do, as a share of what each of them may
-_PARTS = 48  # that are hidden one by one at most
-_GROUP, _REFINED = 24, 3  # parts of a sentence that is hidden as a whole; such sentences whose parts are hidden too
-_ROOM = 2**15  # tokens of all runs: where more sentences than parts may be hidden would take more, blocks come first
+_LONG, _QUESTION = 1024, 3  # tokens: a longer text with so many tokens after its parts has no integral
+LOWS = 0.1, 0.03, 0.01, 1e-3, 1e-4  # the integral begins at the first α where y is near y(no part):
+_NEAR = 0.05  # nearer than this share of the range of y in these runs
+_SHORT = 256  # tokens that run at once in that search
+_TRIED = 4  # the parts whose pairs are hidden
+_MUCH = 0.25  # the least change by a pair, as a share of the total
+_TWO = 0.1  # the prior strength of effects of pairs, relative to those of single parts
+_PARTS = 48  # the most parts that are hidden one by one
+_GROUP, _REFINED = 24, 3  # the most parts of a sentence hidden as a whole; the sentences whose parts are hidden too
+_ROOM = 2**15  # tokens of all runs: if too many sentences would need more, blocks of them come first
 _SHOWN = 5  # parts on the screen
-_LEAK = 1e-3  # of the range of the logits: a change by hidden tokens that is no rounding
-HALVES, HALVED = 24, 2**13  # random halves at most, and the tokens of their runs
+_LEAK = 1e-3  # share of the logits' range above which a change by hidden tokens is not rounding
+HALVES, HALVED = 24, 2**13  # the most random halves, and the most tokens in their runs
 
 
 class Again(NamedTuple):
-    """What is run again, and what the results are compared with."""
+    """What further runs need: the model, the base runs to compare with, and what to list."""
 
     model: LanguageModel
     based: list[Based]
@@ -50,7 +50,7 @@ class Again(NamedTuple):
     pair: tuple[int, int]  # the answer's first token and the other one
 
     def changed(self, one: Rerun) -> dict[str, Any]:
-        """What a run without some of the text says of it."""
+        """Return how a run without some of the text differs from the base run."""
         token = one.likeliest
         most, share = (float(np.exp(one.logits[i] - one.logsumexp)) for i in (token, self.pair[0]))
         likeliest = Choice(token, self.model.tokenizer.text(token), most, one.logits[token])
@@ -62,10 +62,10 @@ Integral = tuple[Array, Array, Array]  # φ by head and key, by edge, and by key
 
 
 def integrated(again: Again, gated: list[int], each: Each) -> tuple[Integral, float, int]:
-    """φ of all targets together, by edge of the first; y(everything) − y(nothing); the points.
+    """Return φ summed over all targets (by edge for the first), y(all parts) − y(no part), and the number of points.
 
-    The first token is not hidden, so that it has no φ; in y(nothing) it is replaced as in any run. Of a long text with
-    a question there are no points, if the model runs the question's rows by themselves.
+    The first token is not hidden and has no φ; in y(no part) it is replaced as in any run. A long text with a question
+    gets no points, if the model can run the question's rows by themselves.
     """
     rows, config = again.based[0].target.rows, again.model.config
     sizes, last = (config.layers, config.heads), rows.start + 1
@@ -82,12 +82,12 @@ def integrated(again: Again, gated: list[int], each: Each) -> tuple[Integral, fl
 
 
 def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
-    """What other tokens in places that are hidden, and in the same places seen, change the next token's logits by.
+    """Return how much the next token's logits change with other tokens in the hidden places, hidden and visible.
 
-    None where hiding holds: where it is less than a thousandth of the range of the logits.
+    None if hiding holds: if hidden tokens change the logits by less than a thousandth of their range.
     """
     (target, run), places = again.based[0][:2], [token for token in gated if token]
-    if again.model.config.shares_runs or not places:  # in NumPy nothing but attention mixes tokens
+    if again.model.config.shares_runs or not places:  # in NumPy only attention mixes tokens
         return None
     ids, row, gates = target.ids, target.rows.start, np.zeros(len(target.ids))
     gates[places], others = -np.inf, {place: ids[(place + 1) % len(ids)] for place in places}
@@ -98,9 +98,9 @@ def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
 
 
 def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS, *, first: bool = False) -> tuple[float, float]:
-    """Where the integral begins, and y(everything) − y(nothing), in which also the `first` token is replaced.
+    """Return where the integral begins, and y(all parts) − y(no part); `first` replaces the first token in the latter.
 
-    The last of `lows` is taken where none before it is near, without a run. Those of a short text run at once.
+    The last of `lows` is taken, without a run, if no earlier one is near. A short text runs several at once.
     """
     tried = [([0, *gated], 0.0)] * first + [(gated, low) for low in (0.0, *lows[:-1]) if lows or not first]
     step, values = max(1, _SHORT // len(again.based[0].target.ids)), list[float]()
@@ -115,10 +115,10 @@ def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS, *, first
 
 
 class Hidden(NamedTuple):
-    """What hiding parts of a text did, each in a run of its own.
+    """The effects of hiding parts of a text, each in one run.
 
-    groups   of several parts each, such as sentences, where not every part was run alone
-    runs     by the places of the parts that were hidden together
+    groups   groups of parts, such as sentences, if not every part was run alone
+    runs     the runs by the places of the parts that were hidden together
     """
 
     parts: list[PartEffect]
@@ -127,7 +127,7 @@ class Hidden(NamedTuple):
 
 
 def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
-    """Hide each of at most 48 parts; of more, all sentences or lines, then the parts of the three that did most."""
+    """Hide each of at most 48 parts; of more, all sentences or lines, then the parts of the strongest three."""
     runs: dict[tuple[int, ...], Rerun] = {}
     most = _PARTS
 
@@ -160,7 +160,7 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
         start, stop = parts[places[0]].start, parts[places[-1]].stop
         tokens = tuple(token for place in places for token in parts[place].tokens)
         groups.append(PartEffect(text[start:stop], start, stop, tokens, 0.0, parts[places[0]].replaced, **changed))
-    shown = by_change([*groups, *made])[:_SHOWN]  # does the likeliest token without it only begin a word?
+    shown = by_change([*groups, *made])[:_SHOWN]  # find out: does the likeliest token then only begin a word?
     then = list(dict.fromkeys(one.likeliest.id for one in shown if one.likeliest))
     if tried := [token for token in then if token != again.pair[0]]:
         target, run = again.based[0][:2]
@@ -173,11 +173,11 @@ def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
 
 
 def weighed(again: Again, ran: Hidden, total: float, *, integrated: bool) -> tuple[list[PartEffect], list[PartEffect]]:
-    """The parts and groups with their effects after all runs.
+    """Return the parts and groups with their final effects.
 
-    They begin halfway between the integral and what hiding the part, or its share of a group, did; without an integral
-    at the latter. They are fitted to up to 24 runs with random halves hidden, and to those of the groups, or where
-    there are none of the parts: a few parts alone beside groups made the fit worse.
+    An effect starts halfway between the integral and the change by hiding the part (or its share of a group's change);
+    without an integral, at the latter. All are fitted to up to 24 runs with random halves hidden, and to the runs of
+    the groups, or of the parts if there are no groups: a few single parts beside groups made the fit worse.
     """
     parts, places = ran.parts, range(len(ran.parts))
     shares = {token: -(group.hidden or 0.0) / len(group.tokens) for group in ran.groups for token in group.tokens}
@@ -198,20 +198,20 @@ def weighed(again: Again, ran: Hidden, total: float, *, integrated: bool) -> tup
 
 
 def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:
-    """Which parts are seen, each with probability ½, (count, parts), and y of these runs."""
+    """Run random halves: return which parts are visible, each with probability ½, (count, parts), and y."""
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
     off = [tuple(token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens) for row in kept]
-    new = list(dict.fromkeys(keys for keys in off if keys))  # of few parts the same halves come again
+    new = list(dict.fromkeys(keys for keys in off if keys))  # with few parts, halves repeat
     runs = rerun.hidden(again.model, again.based, new)
     values = {keys: one.value for keys, one in zip(new, runs, strict=True)} | {(): again.value}
     return kept, np.array([values[keys] for keys in off])
 
 
 def corrected(effects: Array, kept: Array, values: Array, total: float | None = None) -> Array:
-    """Effects and what they miss in runs, by ridge regression; their sum stays, or becomes `total`.
+    """Correct effects by what they miss in runs, with ridge regression; their sum stays, or becomes `total`.
 
-    They may miss a factor on all of them, and more of a part the larger its effect is. What two parts do only together
-    is fitted as well, and belongs to neither. For the sum one factor is put on all, but none below ½ or above 2.
+    The correction may scale all effects, and may change a large effect more than a small one. What two parts do only
+    together is fitted too, but counts for neither. For the sum, all are scaled by one factor, if it is within ½ and 2.
     """
     seen = 2.0 * kept - 1
     sizes = np.abs(effects) + np.abs(effects).mean()
@@ -226,10 +226,10 @@ def corrected(effects: Array, kept: Array, values: Array, total: float | None = 
 
 
 def ridge(x: Array, y: Array, other: Array) -> Array:
-    """The weights w of the least |y − b − x·w − u|² + λ·|w|² + λ·uᵀ·other⁻¹·u, u what is no sum of x's columns.
+    """Return the weights w that minimise |y − b − x·w − u|² + λ·|w|² + λ·uᵀ·other⁻¹·u over w, b and u.
 
-    λ is the one that foretells best each row that is left out, which has a closed form (Allen 1974); `other` are inner
-    products of rows. O(rows³ + rows²·columns).
+    λ is the one that best predicts rows left out one at a time, which has a closed form (Allen 1974); u models what is
+    no sum of x's columns, and `other` holds its inner products of rows. O(rows³ + rows²·columns).
     """
     x, rest, middle = x - x.mean(axis=0), y - y.mean(), np.eye(len(y)) - 1 / len(y)
     sizes, turned = np.linalg.eigh(x @ x.T + middle @ other @ middle)
@@ -243,10 +243,10 @@ def ridge(x: Array, y: Array, other: Array) -> Array:
 
 
 def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairEffect]:
-    """Pairs that stand in for each other: y changes more than twice as much without both as by both changes together.
+    """Find pairs that stand in for each other: hiding both changes y more than twice as much as the two single changes.
 
-    Tried are the strongest part and the next ones whose own run changes less than half of their effect, and parts that
-    say the same.
+    It tries pairs of the strongest part and of parts whose single run shows less than half of their effect, and pairs
+    with the same text.
     """
     ran = sorted((part for part in parts if part.hidden is not None), key=lambda part: -abs(part.effect))
     spare = [part for part in ran[1:] if abs(part.hidden or 0.0) < abs(part.effect) / 2]
@@ -260,8 +260,8 @@ def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairE
     return sorted(chosen, key=lambda pair: -abs(pair.hidden))
 
 
-_LEAST = 1e-3  # of what a weight, or what it leaves, is taken for
-_TOGETHER = 1024  # tokens of all points that run at once
+_LEAST = 1e-3  # the least divisor: a weight, or 1 minus a weight
+_TOGETHER = 1024  # the most tokens of points that run at once
 
 
 def integral(
@@ -272,11 +272,11 @@ def integral(
     low: float,
     each: Each,
 ) -> Integral:
-    """φ from α = `low` to 1 at so many points, each a forward and a backward pass; O(tokens) memory.
+    """Integrate φ from α = `low` to 1 at `points` points, each a forward and a backward pass; O(tokens) memory.
 
-    Returns φ by head and key, of all queries, (layers, heads, tokens), 0 for a key that has no gate; of the edges
-    from the rows that say the answer, (layers, heads, rows, tokens); and by key through what mixes tokens beside
-    attention, (tokens,). Raises FileError where derivatives are NaN or infinite.
+    Returns φ by head and key over all queries, (layers, heads, tokens), 0 for a key without a gate; φ of the edges from
+    the rows that predict the answer, (layers, heads, rows, tokens); and φ by key through modules other than attention
+    that mix tokens, (tokens,). Raises FileError if derivatives are NaN or infinite.
     """
     nodes, weights = np.polynomial.legendre.leggauss(points)
     logs, widths = np.log(low) * (1 - nodes) / 2, -np.log(low) * weights / 2
@@ -302,10 +302,10 @@ def integral(
 
 
 def cuts(again: Again) -> Array:
-    """What y changes by without each edge of the first target's rows that answer, to first order.
+    """Estimate, to first order, the change of y without each edge of the rows that answer, for the first target.
 
-    The result is (layers, heads, rows, tokens). An edge's weight a goes to the first token, or to all others by theirs,
-    which divides its derivative by 1 − a.
+    The result is (layers, heads, rows, tokens). An edge's weight a moves to the first token, or to all other keys in
+    proportion to their weights, which divides its derivative by 1 − a.
     """
     target, run, _, _, weights = again.based[0][:5]
     result = np.zeros((again.model.config.layers, again.model.config.heads, len(target.rows), len(target.ids)))

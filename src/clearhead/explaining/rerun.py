@@ -1,4 +1,4 @@
-"""What is shown as a cause, and its run: parts of the text hidden, heads off in the rows that answer, edges without."""
+"""Runs a model again without a cause: with parts of the text hidden, or heads or edges off in the rows that answer."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -14,19 +14,19 @@ from clearhead.explaining.answers import Target
 from clearhead.models.protocol import Choice, Each, ForwardPass, LanguageModel, Token, Variant
 from clearhead.ops.matrix import AttentionMatrix
 
-_FIRST, _ANSWER = 8, 32  # heads that a model in PyTorch runs; tokens of an answer of which all heads are run
+_FIRST, _ANSWER = 8, 32  # heads that are run in PyTorch; the longest answer, in tokens, for which all heads are run
 
 
 class PartEffect(NamedTuple):
-    """A part of the text, its characters, and what it did to the number y.
+    """A part of the text, its characters, and its effect on the number y.
 
-    effect   what it did together with the rest, from all runs: above 0 where it speaks for the answer; all parts' add
-             up to total − gap
-    replaced the token that stands in place of the text's first one in a run; "" of all parts but the first
-    hidden   what y changes by when no later token may see the part, in a run; None where it was not run
-    share    the answer's probability then; where two answers are compared, that of its first token
-    likeliest   the likeliest next token then
-    begins   does it only begin a word, as " Mont" does? Known of the parts that the screen shows
+    effect   its effect together with the other parts, from all runs: above 0 if it speaks for the answer; the effects
+             of all parts add up to total − gap
+    replaced the token that replaces the text's first token in runs without this part; "" for parts without that token
+    hidden   the change of y in a run in which no later token sees the part; None if it was not run
+    share    the answer's probability in that run; if two answers are compared, that of its first token
+    likeliest   the likeliest next token in that run
+    begins   does that token only begin a word, as " Mont" does? Known for the parts on the screen
     """
 
     text: str
@@ -42,9 +42,9 @@ class PartEffect(NamedTuple):
 
 
 class PairEffect(NamedTuple):
-    """Two parts that stand in for each other: y changes much more without both than by their own changes together.
+    """Two parts that stand in for each other: hiding both changes y much more than the two single changes together.
 
-    hidden, share, likeliest   as those of a part, in a run without both
+    hidden, share, likeliest   as in PartEffect, for a run without both
     """
 
     first: PartEffect
@@ -55,7 +55,7 @@ class PairEffect(NamedTuple):
 
 
 class EdgeEffect(NamedTuple):
-    """One edge of a row that answers: its weight, and what y changes by without it, in a run."""
+    """One edge of a row that answers: its weight, and the change of y in a run without it."""
 
     layer: int
     head: int
@@ -63,14 +63,14 @@ class EdgeEffect(NamedTuple):
     key: int
     weight: float
     truth: float
-    share: float  # the probability of the answer's first token then
+    share: float  # the probability of the answer's first token in that run
 
 
 class HeadEffect(NamedTuple):
-    """One head, and what y changes by when it is off in the rows that answer, in a run.
+    """One head, and the change of y in a run with the head off in the rows that answer.
 
-    anywhere   what the logarithm of the probability of as many tokens of a neutral text changes by when it is off there
-    edge       its strongest of those that were run again; None for none
+    anywhere   the change of ln P of as many tokens of a neutral text, with the head off there
+    edge       its strongest edge among those that were run again, or None
     """
 
     layer: int
@@ -81,24 +81,24 @@ class HeadEffect(NamedTuple):
 
     @property
     def needed(self) -> bool:
-        """Does a neutral text lose at least half as much without it? Then any text needs it."""
+        """Does a neutral text lose at least half as much without the head? If so, any text needs it."""
         return 2 * self.anywhere <= self.truth < 0
 
 
 def by_change(parts: Sequence[PartEffect]) -> list[PartEffect]:
-    """Parts by how much hiding each changes the answer; then those that were not run, by their effects."""
+    """Sort parts by how much hiding each changes the answer; parts that were not run follow, by their effects."""
     return sorted(parts, key=lambda one: (one.hidden is None, -abs(one.effect if one.hidden is None else one.hidden)))
 
 
 def plain(value: Any) -> Any:
-    """One of these, and what it holds, as a dictionary."""
+    """Turn a result, and the results in it, into dictionaries."""
     return {key: plain(x) for key, x in value._asdict().items()} if hasattr(value, "_asdict") else value
 
 
 class Based(NamedTuple):
-    """A target with its run, its number and its answer's odds there, and the run's `row_weights`, each computed once.
+    """A target with its base run, y and the answer's odds in it, and a cache of the run's `row_weights`.
 
-    each   iterates over layers, or variants, of what is run again, such as a progress bar
+    each   iterates over layers, or variants, of later runs, such as a progress bar
     """
 
     target: Target
@@ -107,11 +107,11 @@ class Based(NamedTuple):
     odds: Array
     weights: Callable[[int, int], Array]
     each: Each = iter
-    tokens: Sequence[int] = ()  # whose logits are kept of what is run again
+    tokens: Sequence[int] = ()  # later runs keep the logits of these
 
 
 class Rerun(NamedTuple):
-    """A variant of the run: the number, and what is kept of the logits of the answer's first token."""
+    """The result of one variant: y, and some logits of the row that predicts the answer's first token."""
 
     value: float
     logits: dict[int, float]  # of `Based.tokens` and of the likeliest
@@ -121,12 +121,12 @@ class Rerun(NamedTuple):
 
 
 def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> ForwardPass:
-    """The forward pass. Raises FileError where it gives NaN or infinity."""
+    """Run the model. Raises FileError if a result is NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         run = model.run([token.id for token in tokens], each)
-    finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in it to its end
+    finite = bool(run.hidden and np.isfinite(run.hidden[-1]).all())  # NaN and infinity stay in the stream to its end
     for number in range(0 if finite else len(run.layers)):
-        layer = run.layers[number]  # where it has the residual stream, everything in the layer reaches that
+        layer = run.layers[number]  # with a residual stream, everything in the layer reaches the stream
         arrays = [run.hidden[number + 1]] if run.hidden else [layer.x, layer.q, layer.k, layer.v, layer.output]
         if not all(np.isfinite(array).all() for array in arrays):
             raise FileError(
@@ -140,14 +140,14 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> Forwa
 
 
 def based_on(target: Target, run: ForwardPass, each: Each = iter, tokens: Sequence[int] = ()) -> Based:
-    """A target in its run; the logits of these tokens and of the likeliest ones are kept of what is run again."""
+    """Pair a target with its base run; later runs keep the logits of `tokens` and of the likeliest tokens."""
     logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
     odds, kept = target.odds_of_each(logits), (*tokens, *likely(logits[0]).tolist())
     return Based(target, run, target.number(logits, odds), odds, cache(partial(row_weights, run)), each, kept)
 
 
 def likely(logits: Array) -> Array:
-    """The five likeliest next tokens, (…, 5), of logits (…, vocabulary)."""
+    """Return the five likeliest next tokens, (…, 5), from logits (…, vocabulary)."""
     return np.argsort(-logits, axis=-1, kind="stable")[..., :5]
 
 
@@ -157,10 +157,10 @@ def hidden(
     parts: Sequence[Sequence[int]],
     factors: Sequence[float] | None = None,
 ) -> list[Rerun]:
-    """Runs in which later tokens see the keys of each list times a factor, or not at all.
+    """Run the model with the keys of each list hidden from later tokens, or their weights times a factor.
 
-    Most heads rest on the first token, and without it no text makes sense. So it is not hidden: the model's neutral
-    token stands in its place.
+    Most heads rest on the first token, and without it no text makes sense to the model. So it is not hidden but
+    replaced by the model's neutral token.
     """
     pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
     beginning = any(0 in keys and not factor for keys, factor in pairs)
@@ -178,13 +178,13 @@ def hidden(
 def without(
     model: LanguageModel, based: Sequence[Based], places: Sequence[tuple[int, ...]], rest: Rest = "first"
 ) -> list[Rerun]:
-    """Runs without a head, whose output is 0 in the rows that say the answer, or without an edge of one of these rows.
+    """Run the model without a head (its output is 0 in the rows that predict the answer), or without an edge there.
 
-    places   (layer, head) of a head; (layer, head, query, key) of an edge, the weight of a query on a key
+    places   (layer, head) for a head; (layer, head, query, key) for an edge, a query's weight on a key
     rest     where an edge's weight goes: "first": to the first token, where idle heads rest; "renormalise": to all
-             others by theirs
+             other keys in proportion to their weights
 
-    An edge of a row that one target's run does not share leaves that run as it is.
+    An edge of a row that one target's run does not share leaves that run unchanged.
     """
     variants = []
     for one in based:
@@ -196,9 +196,9 @@ def without(
 def each_off(
     model: LanguageModel, based: Sequence[Based], effects: Array, count: int
 ) -> tuple[Array, dict[tuple[int, int], Rerun]]:
-    """What the number changes by without each head in the rows that answer, NaN where it was not run, and the runs.
+    """Turn each head off in the rows that answer; return the changes of y, NaN if not run, and the runs.
 
-    A model in PyTorch, and of a long answer any, runs only the `count` heads of the largest effects, (layers, heads).
+    In PyTorch, or for a long answer, only the `count` heads with the largest `effects`, (layers, heads), are run.
     """
     all_run = model.config.shares_runs and sum(len(one.target.rows) for one in based) <= _ANSWER
     order = np.argsort(-np.abs(effects), axis=None, kind="stable").tolist()
@@ -212,9 +212,9 @@ def each_off(
 
 
 def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
-    """What the logit of the likeliest next token's probability changes by without each head in a row, (layers, heads).
+    """Return the change of the likeliest next token's log-odds without each head in a row, (layers, heads).
 
-    NaN for heads that were not run: of models in PyTorch all but the eight with the largest derivatives.
+    It is NaN for heads that were not run: in PyTorch, all but the eight with the largest derivatives.
     """
     target = Target(list(run.ids[: row + 1]), (int(np.argmax(run.logits[row])),), None, odds=True)
     first = np.zeros((model.config.layers, model.config.heads))
@@ -226,18 +226,18 @@ def without_heads(model: LanguageModel, run: ForwardPass, row: int) -> Array:
 
 
 def resting(run: ForwardPass, row: int) -> int:
-    """How many heads give the first token over half of a row's weight."""
+    """Count the heads with over half of a row's weight on the first token."""
     return int(sum((row_weights(run, layer, row)[:, 0] > 0.5).sum() for layer in range(len(run.layers))))
 
 
 def row_weights(run: ForwardPass, layer: int, row: int) -> Array:
-    """The weights of one row of a layer, float64 (heads, keys)."""
+    """Return the weights of one row of a layer, float64 (heads, keys)."""
     ran, place = run.attended(layer, row)
     return np.asarray(AttentionMatrix(ran.q, ran.k, **ran.rules)[:, place], np.float64)
 
 
 def _less(based: Based, rest: Rest, layer: int, head: int, query: int | None = None, key: int = 0) -> Variant:
-    """The variant without one head, or with a query without one edge of it."""
+    """Make the variant without one head, or without one of its edges."""
     run, rows = based.run, based.target.rows
     start, size = (rows.start, len(rows)) if query is None else (query, 1)
     ran, row = run.attended(layer, start)
@@ -257,7 +257,7 @@ def _less(based: Based, rest: Rest, layer: int, head: int, query: int | None = N
 
 
 def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Sequence[Variant]]) -> list[Rerun]:
-    """The number in each variant, all targets together, and the logits after the text."""
+    """Run variants; sum y over the targets, and keep some logits after the text."""
     made: list[Rerun] = []
     for one, chosen in zip(based, variants, strict=True):
         for place, rows in enumerate(model.again(one.run, chosen, one.target.rows, one.each)):
@@ -268,6 +268,6 @@ def _summed(model: LanguageModel, based: Sequence[Based], variants: Sequence[Seq
             else:
                 likeliest, said = int(np.argmax(rows[0])), one.target.answer[0]
                 logits = {token: float(rows[0, token]) for token in (likeliest, *one.tokens)}
-                total = float(rows[0, said] + np.logaddexp(0.0, -odds[0]))  # since ln P is the logit less the total
+                total = float(rows[0, said] + np.logaddexp(0.0, -odds[0]))  # since ln P is the logit minus the total
                 made.append(Rerun(value, logits, likeliest, total, odds))
     return made

@@ -1,4 +1,4 @@
-"""`ch.explain`: a text is run through a model, and one token's attention in one head is shown step by step."""
+"""Runs a text through a model and shows one token's attention in one head step by step, for `Explanation.steps`."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -35,24 +35,24 @@ def steps_of_text(
 ) -> HeadSteps:
     """Run `text` through a model and show one token's attention step by step, as `clearhead explain --steps` does.
 
-    text          a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a text}
-    model         a path or a name, as `load_model` takes them, or a loaded model; None is the small one that ships with
+    text          a text, or a list of messages: {"role": "system", "user" or "assistant", "content": a string}
+    model         a path or name, as `load_model` takes it, or a loaded model; None: the small model that ships with
                   clearhead, trained on nursery rhymes, for illustration
-    layer, head   from 0; None takes the one that did most for the likeliest token after the chosen one: the model is
-                  run again without each head there (of models in PyTorch, without the eight that by their derivatives
-                  bring most), or in a model that says no next token the one whose row has the least entropy
-    token         a position (negative counts from the end) or a word of the text; None is the last
+    layer, head   from 0; None: the head that did most for the likeliest token after the chosen one. To find it, the
+                  model is run again without each head (in PyTorch, without the eight with the largest derivatives); a
+                  model that predicts no next token takes the head whose row has the least entropy
+    token         a position (negative counts from the end) or a word of the text; None: the last
     count         how many next tokens to list
-    generate      how many tokens to put after the text first, each the likeliest; then all of it is explained
+    generate      how many tokens to generate first, each the likeliest; then the longer text is explained
     each          iterates over the model's layers, such as a progress bar
 
-    Returns an HeadSteps: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
+    Returns a HeadSteps: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
     and formula), trace (the chosen head with its numbers in float64, (queries, keys) and (queries, d_v)), row (the
     chosen token alone), entropy (layers, heads) in nats; `heads()` says in a sentence what each head does; `save`,
-    `to_html`, `to_json`. In a notebook it is shown as its page.
+    `to_html`, `to_json`. A notebook shows its tables.
     Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token, RuleError
-    for counts that are no whole numbers, ShapeError for an empty text or one that is too long, FileError for a model
-    that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model +
+    for counts that are not whole numbers, ShapeError for an empty text or one that is too long, FileError for a model
+    that cannot be read, MissingExtraError if it needs Transformers. The forward pass takes O(tokens²·d_model +
     tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
 
     >>> seen = steps_of_text("humpty dumpty sat on")
@@ -99,12 +99,12 @@ def steps_of_text(
         generated=more,
         following=[choice[:count] for choice in choices],
         logits=None if run.logits is None else run.logits[-1],
-        ways=ways(loaded, run, place, after) if isinstance(loaded, Model) else [],  # whose parts add up
+        ways=ways(loaded, run, place, after) if isinstance(loaded, Model) else [],  # only here do the parts add up
     )
 
 
 def _place_of(name: str, value: int | None, known: Sequence[int]) -> int | None:
-    """The place of a layer or head among those that attend. Raises SelectionError."""
+    """Return the place of a layer or head among those that attend. Raises SelectionError if there is none."""
     if value is None or (is_whole(value) and value in known):
         return None if value is None else known.index(value)
     if is_whole(value) and 0 <= value < known[-1]:
@@ -115,7 +115,7 @@ def _place_of(name: str, value: int | None, known: Sequence[int]) -> int | None:
 def _chosen(
     model: LanguageModel, run: ForwardPass, row: int, entropy: Array, asked: tuple[int | None, int | None]
 ) -> tuple[int, int, float | None]:
-    """The layer and head that were asked for, or else did most there, and what the logit changes by without it."""
+    """Choose layer and head: those asked for, or those that did most; return also the log-odds' change without it."""
     changes, numbers = None, entropy
     if asked[0] is not None and asked[1] is not None:
         return asked[0], asked[1], None
@@ -130,19 +130,19 @@ def _chosen(
 
 
 def entropy_of(run: ForwardPass, token: int) -> Array:
-    """The entropy of one token's row, float64 (layers, heads)."""
+    """Return the entropy of one token's row, float64 (layers, heads)."""
     rows = [
         AttentionMatrix(layer.q, layer.k, **layer.rules).observe(entropy=True, queries=slice(token, token + 1))
         for layer in run.layers
     ]
-    made = np.full((len(rows), max(len(layer.q) for layer in run.layers)), np.inf)  # of heads that a layer has not
+    made = np.full((len(rows), max(len(layer.q) for layer in run.layers)), np.inf)  # a layer may have fewer heads
     for layer, row in enumerate(rows):
         made[layer, : len(row.entropy)] = np.asarray(row.entropy, dtype=np.float64)[:, 0]
     return made
 
 
 def trace_of_head(layer: LayerRun, head: int) -> Trace:
-    """One head of a layer, step by step, as 2-D arrays: its rules have no axis for the batch or the heads."""
+    """Trace one head of a layer as 2-D arrays; its rules have no axes for the batch and the heads."""
     shared = head // group_size(len(layer.q), len(layer.k))
     plain = {name: x for name, x in layer.rules.items() if name != "spans"}
     arrays = {name: np.asarray(x) for name, x in plain.items() if np.ndim(x) and FIELDS[name]}

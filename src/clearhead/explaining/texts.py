@@ -1,4 +1,4 @@
-"""A text's tokens as a reader sees them, the token of a word, and the text cut into parts: words, sentences, turns."""
+"""Names a text's tokens for readers, finds the token of a word, and cuts texts into parts: words, sentences, turns."""
 
 import re
 from bisect import bisect
@@ -16,7 +16,7 @@ from clearhead.watching.pieces import DIVISIONS, SENTENCE_END
 
 
 class Parts(NamedTuple):
-    """The tokens' names, and the characters that the tokenizer split into bytes."""
+    """The tokens' names, and how characters were split into bytes."""
 
     names: list[str]
     split: "Split | None"
@@ -32,9 +32,9 @@ class Split(NamedTuple):
 
 
 def read(model: LanguageModel, text: Any) -> Reading:
-    """A text as it is, or a list of messages by the model's template; what was read already is returned.
+    """Split a text, or messages in the model's template, into tokens; a Reading is returned unchanged.
 
-    Raises DtypeError for anything else, FileError for what is not Unicode, and what `model.tokens` and `model.chat` do.
+    Raises DtypeError for anything else, FileError for text that is not Unicode, and as `Tokenizer.tokens` and `.chat`.
     """
     if isinstance(text, Reading):
         return text
@@ -47,7 +47,7 @@ def read(model: LanguageModel, text: Any) -> Reading:
 
 
 def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Reading:
-    """The reading and what the model says after it, whose `start` and `stop` go on where the text ends."""
+    """Append what the model says to a reading; the `start` and `stop` of new tokens go on where the text ends."""
     tokens, whole = list(reading.tokens), reading.text
     for token in ids:
         text, end = model.tokenizer.text(token), tokens[-1].stop
@@ -57,7 +57,7 @@ def continued(model: LanguageModel, reading: Reading, ids: Sequence[int]) -> Rea
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:
-    """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
+    """Name every token by its text; a token of some bytes of a character is named like 猫1/3."""
     names: list[str] = []
     firsts: list[Split] = []
     for (start, stop), group in groupby(tokens, lambda token: token[2:4]):
@@ -72,12 +72,12 @@ def parts_of(tokens: list[Token], text: str) -> Parts:
 
 
 def token_name(seen: Any, token: int) -> str:
-    """A token's position and text: 3 ␣sat. `seen` has the tokens and the text."""
+    """Name a token by its position and text: 3 ␣sat. `seen` has the tokens and the text."""
     return f"{token} {spelled(parts_of(seen.tokens, seen.text).names[token])}"
 
 
 def pieces(tokens: list[Token], text: str) -> list[str]:
-    """Each token's part of the text, which follow one another; of a character's bytes, the last token has it."""
+    """Cut the text into one piece per token; a character split into bytes belongs to the last of its tokens."""
     last = [token.stop != after.stop for token, after in pairwise(tokens)] + [True]
     parts, reached = [], 0
     for token, ends in zip(tokens, last, strict=True):
@@ -90,7 +90,7 @@ def pieces(tokens: list[Token], text: str) -> list[str]:
 
 
 def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
-    """The index of a token given by number or by a word of the text: the last token of the word's last occurrence."""
+    """Find a token by its position, or by a word of the text: the last token of the word's last occurrence."""
     if wanted is None:
         return len(tokens) - 1
     if not is_whole(wanted) and not isinstance(wanted, str):
@@ -117,7 +117,7 @@ Slice = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """A part of a text: its characters from `start` to `stop`, and the places of its tokens that can be hidden."""
+    """A part of a text: its characters from `start` to `stop`, and the positions of its tokens that can be hidden."""
 
     text: str
     start: int
@@ -132,20 +132,20 @@ def parts_of_text(
     turns: Sequence[Slice],
     hide: Sequence[Slice],
 ) -> list[Part]:
-    """The parts that hold a token which can be hidden, in the order of the text.
+    """Cut a text into parts, and return those with a token that can be hidden, in the order of the text.
 
-    kind     one of `KINDS`, or slices of the text: (start, stop) pairs or slice objects, that do not overlap
-    turns    where the contents of a chat's messages stand; () for a plain text
-    hide     where tokens can be hidden: what of the text is neither the question nor a template
+    kind     one of `KINDS`, or slices of the text: (start, stop) pairs or slice objects that do not overlap
+    turns    the spans of a chat's messages; () for a plain text
+    hide     the spans in which tokens can be hidden: neither the question nor the template
 
-    The last token, which answers, and those of a template are in no part. A token is of the part that holds its first
-    character which is no space. Raises SelectionError for another kind, and for slices that overlap or are outside the
-    text.
+    The last token, which answers, and tokens of a template are in no part. A token belongs to the part with its first
+    character other than a space. Raises SelectionError for an unknown kind, and for slices that overlap or lie outside
+    the text.
     """
     letters = [first_letter(token, text) for token in tokens]
     turn = [_inside(turns, letter) for letter in letters]
     if kind == "turns" and max(turn, default=-1) < 0:
-        raise SelectionError("parts='turns' is for a chat, and this is a text.", 'parts="sentences"')
+        raise SelectionError("parts='turns' needs a chat, and this is a plain text.", 'parts="sentences"')
     if not isinstance(kind, str):
         spans = read_slices("parts", kind, text)
         labels = [_inside(spans, letter) for letter in letters]
@@ -170,7 +170,7 @@ def parts_of_text(
 
 
 def read_slices(name: str, value: Any, text: str) -> list[Slice]:
-    """Pairs (start, stop) or slice objects, in order; SelectionError where they overlap or are outside the text."""
+    """Read and sort (start, stop) pairs or slices. Raises SelectionError if they overlap or lie outside the text."""
     spans = []
     for each in value if isinstance(value, (list, tuple)) else [value]:
         pair = (each.start or 0, len(text) if each.stop is None else each.stop) if isinstance(each, slice) else each
@@ -187,10 +187,10 @@ def read_slices(name: str, value: Any, text: str) -> list[Slice]:
 
 
 def grouped(parts: Sequence[Any], text: str, most: int) -> list[list[int]]:
-    """Divide the places of parts, each with a `start` and a `stop`, by sentences.
+    """Group the places of parts, each with a `start` and a `stop`, by sentences.
 
-    A sentence of more than `most` parts is divided by its lines, then evenly. What stands in no part, such as a chat's
-    template, ends a group too.
+    A sentence of more than `most` parts is divided by its lines, then evenly. Text that is in no part, such as a chat's
+    template, also ends a group.
     """
     marks = [match.end() for match in SENTENCE_END.finditer(text)]
     gaps = (bool(text[before.stop : part.start].strip()) for before, part in pairwise(parts))
@@ -207,5 +207,5 @@ def grouped(parts: Sequence[Any], text: str, most: int) -> list[list[int]]:
 
 
 def _inside(spans: Sequence[Slice], letter: int) -> int:
-    """Which of these spans has the character; -1 for none."""
+    """Return which span has the character; -1 for none."""
     return next((number for number, (start, stop) in enumerate(spans) if start <= letter < stop), -1)

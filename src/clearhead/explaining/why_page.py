@@ -1,4 +1,4 @@
-"""The page's document of `ch.explain`: what made the answer, and folded below it the map and the steps of the run."""
+"""Makes the page of `ch.explain`: what made the answer, and, folded below it, the map and the steps of the run."""
 
 from dataclasses import replace
 from itertools import groupby
@@ -25,20 +25,20 @@ from clearhead.words import LANGUAGES, Language, say
 _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {
     name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
-}  # the page puts these texts in
+}  # the page fills in these texts
 _SAME = "shading parts part effect hidden share head off numbers map steps template"  # after "why"
-_WORDS = {name: f"why {name}" for name in _SAME.split()}  # have nothing else to put in
+_WORDS = {name: f"why {name}" for name in _SAME.split()}  # sentences without further facts
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
 
 
 class OtherNumber(NamedTuple):
-    """Another question, answered by the same runs: one word of the answer, or the answer rather than another token.
+    """Another question that the same runs answer: why one word of the answer, or why it rather than another token.
 
-    token, against   the word after what stands before it, and the token that it is compared with, or its runner-up
-    by_head   what its number changes by when each head is off, (layers, heads)
-    by_part   what it changes by when each part is hidden, (parts,); NaN where it was not run
-    edges     of the rows that say the word, the strongest first; `truth` and `share` are the word's
+    token, against   the word, given what comes before it, and the token that it is compared with, or its runner-up
+    by_head   the change of its y with each head off, (layers, heads)
+    by_part   the change with each part hidden, (parts,); NaN if it was not run
+    edges     edges of the rows that predict the word, the strongest first; `truth` and `share` are the word's
     """
 
     token: Choice
@@ -54,7 +54,7 @@ def document(seen: Any, language: Language) -> Document:
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = steps_of_text(seen.reading, seen.model, **chosen)
-    g, run = None, seen.again.based[0].run  # the derivatives of the lead by the heads' outputs, but not through PyTorch
+    g, run = None, seen.again.based[0].run  # derivatives of the lead by the heads' outputs; none for a model in PyTorch
     if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
         lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
         back = seen.model.differentiated(lead.ids, [Variant()], lead.rows, lambda rows: lead.value(rows)[1])
@@ -69,7 +69,7 @@ def document(seen: Any, language: Language) -> Document:
         change = one["truth"] if "truth" in one else one["hidden"] or 0.0
         one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
-    shown["tokens"] = [token.text for token in seen.tokens]  # and those of the answer, which edges may name
+    shown["tokens"] = [token.text for token in seen.tokens]  # with the answer's tokens, which edges may name
     shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(seen.tokens) :]]
     turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
     places = [[i for i, token in enumerate(seen.tokens) if token.start < b and token.stop > a] for a, b in turns]
@@ -82,7 +82,7 @@ def document(seen: Any, language: Language) -> Document:
 
 
 def numbers_of(seen: Any) -> list[OtherNumber]:
-    """What the runs say of each word of the answer, or, of a single token, of it rather than other likely ones."""
+    """Read from the runs why each word of the answer; for a single token, why it rather than other likely tokens."""
     again, (off, hidden, without), based = seen.again, seen.reruns, seen.again.based[0]
     target, sizes = based.target, (seen.estimate.by_head.shape, len(seen.parts))
     logits = np.stack([np.asarray(based.run.logits[row]) for row in target.rows])
@@ -90,7 +90,7 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
     texts = list(map(again.model.tokenizer.text, answer))
     spans = [[row for row, _ in word] for _, word in groupby(enumerate(words_of(texts)), lambda pair: pair[1])]
     if (several and len(spans) == 1) or (not several and (target.against is not None or len(again.based) > 1)):
-        return []  # it is one word, or about two answers already
+        return []  # the answer is one word, or two answers are compared already
     ahead = [[i for i in row if i != token] for row, token in zip(likely(logits).tolist(), answer, strict=True)]
     asked = [(rows[0], ahead[rows[0]][0]) for rows in spans] if several else [(0, other) for other in ahead[0]]
 
@@ -128,7 +128,7 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
 
 
 def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
-    """What the page shows in place of the whole answer: of one of its tokens, or of it rather than another token."""
+    """Make the page's data for another question: one word of the answer, or the answer against another token."""
     single = not _several(seen)
     edges = [edge._asdict() for edge in number.edges]
     by_place = {(edge["layer"], edge["head"]): edge for edge in reversed(edges)}  # the strongest of each head
@@ -175,12 +175,12 @@ def _several(seen: Any) -> bool:
 
 
 def _ran(seen: Any) -> bool:
-    """Was the model run again without each head? Else the grid of all heads has their effects."""
+    """Was the model run again without each head? If not, the grid of all heads shows their effects."""
     return bool(np.isfinite(seen.estimate.heads_run).all())
 
 
 def _words(language: Language, seen: Any) -> dict[str, str]:
-    """Every sentence of the section and the names of its columns."""
+    """Return every sentence of the section, and its column names."""
     logits = {"logit": seen.rivals.token.logit, "other": seen.rivals.against.logit, "lead": abs(seen.rivals.lead)}
     facts = {name: fixed(x, 2, 9).replace("-", "−") for name, x in logits.items()}
     shares = {

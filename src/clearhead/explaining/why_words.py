@@ -1,4 +1,4 @@
-"""The sentences and the tables that say an `Explanation`: the terminal prints them, and a notebook shows them."""
+"""Writes an `Explanation` as sentences and tables, which the terminal prints and a notebook shows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +15,16 @@ from clearhead.tables import Table
 from clearhead.words import Language, say
 
 _NEXT, _PART, ANSWER = 4, 120, 40  # likeliest next tokens; columns of a part and of the answer in a sentence
-_INSIDE, _WITHIN = 2, 0.1  # parts shown of a sentence at most, and what each has to do of what the sentence does
-_MUCH = 0.5  # of what a sentence does: what one part of it has to do alone to be named
-_HALF, _NEEDED = 0.5, 4  # what is left of an answer without a part that it needs, and how many of these are named
+_INSIDE, _WITHIN = 2, 0.1  # parts shown inside a sentence, and the least share of the sentence's change for each
+_MUCH = 0.5  # share of a sentence's change above which one part in it is named
+_HALF, _NEEDED = 0.5, 4  # an answer needs a part without which less than this is left; so many of these are named
 _LEAST = 16  # columns of the text before an answer
-_STRANGE = 6.0  # nats a token, in the mean, of a text that is no rhyme
-CARRIES = 0.1  # of what hiding the best part takes: what a head takes that is shown, or carries the answer
+_STRANGE = 6.0  # mean nats per token above which a text is no rhyme
+CARRIES = 0.1  # a head is shown, or carries the answer, from this share of the strongest part's change on
 
 
 def question(seen: Any, language: Language, width: int | None = None) -> str:
-    """Why this answer, and how likely it is; texts cut to `width` columns."""
+    """Ask why this answer follows, and say how likely it is; texts are cut to `width` columns."""
     answer, other = (cut(spelled(x), width or len(x) + 80) for x in (seen.answer, seen.rivals.other))
     share = percent(seen.rivals.token.probability) if _single(seen) else _facts(seen, language)["after"]
     facts = {"answer": answer, "share": share, "against": other}
@@ -36,25 +36,25 @@ def question(seen: Any, language: Language, width: int | None = None) -> str:
 
 
 def ratio(value: float) -> str:
-    """How many times as likely one answer is as another, of the difference of their logarithms."""
+    """Write how many times as likely one answer is as another, given the difference of their logarithms."""
     return fixed(float(np.exp(min(value, 700.0))), 2, 9)
 
 
 def leaks(seen: Any, language: Language) -> list[str]:
-    """A sentence where hiding does not hold, since tokens mix where no gate is: by how much."""
+    """Say how far hiding leaks, if the model mixes tokens outside attention; else nothing."""
     shown = seen.leak and dict(zip(("hidden", "seen"), (fixed(each, 2, 9) for each in seen.leak), strict=True))
     return [say(language, "why leak", **shown)] if shown else []
 
 
 def most_likely(seen: Any, language: Language) -> str:
-    """What the model says next."""
+    """List the likeliest next tokens."""
     shares = (f"{spelled(each.text)} {percent(each.probability)}" for each in seen.next[:_NEXT])
     dated = [say(language, "dated")] if seen.reading.dated else []
     return "; ".join([say(language, "why next", tokens="  ".join(shares)), *dated])
 
 
 def parts_table(seen: Any, language: Language, count: int | None = None, *, effects: bool = False) -> Table:
-    """What hiding each part of the text did; with `effects` beside what each did together with the rest."""
+    """List what hiding each part of the text did; with `effects`, also its effect together with the other parts."""
     shown = listed(seen, count)
     columns = [say(language, "why part"), of_answer(seen, language), say(language, "why then")]
     columns[1:1] = [say(language, "why effect")] * effects
@@ -81,13 +81,13 @@ def parts_table(seen: Any, language: Language, count: int | None = None, *, effe
 
 
 def inside(seen: Any, group: PartEffect) -> list[PartEffect]:
-    """The parts of one of the groups that were hidden too, the largest change first."""
+    """Return the parts of a group that were also hidden alone, the largest change first."""
     held = set(group.tokens) if group in seen.groups else set()
     return by_change([part for part in seen.parts if part.hidden is not None and part.tokens[0] in held])
 
 
 def listed(seen: Any, count: int | None = None) -> list[tuple[PartEffect, bool]]:
-    """The first of the ranked parts, each with the parts in it that do most; are these parts of the one before?"""
+    """List the first ranked parts, each followed by the strongest parts inside it, which are marked True."""
     made: list[tuple[PartEffect, bool]] = []
     for part in seen.ranked:
         least = _WITHIN * abs(part.hidden or 0.0)
@@ -97,7 +97,7 @@ def listed(seen: Any, count: int | None = None) -> list[tuple[PartEffect, bool]]
 
 
 def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[HeadEffect | EdgeEffect]) -> Table:
-    """Heads ("carried"), each with its strongest edge, or "edges"."""
+    """List heads ("carried"), each with its strongest edge, or edges ("edges")."""
     heading = say(language, f"why {kind} sink" if seen.sink else f"why {kind}", first=token_name(seen, 0))
     columns = [say(language, key) for key in ("why head", "why edge", "why weight", "why without")]
     columns += [say(language, "why off")] * (kind == "carried")
@@ -116,7 +116,7 @@ def causes_table(seen: Any, language: Language, kind: str, causes: Sequence[Head
 
 
 def answer_line(seen: Any, language: Language, width: int) -> str:
-    """The end of the text, the answer after it, and how likely that is, in `width` columns where that can be."""
+    """Write the end of the text, the answer and how likely it is, in `width` columns if they suffice."""
     key, facts = "why line of two" if seen.rivals.compared else "why line", _facts(seen, language)
     facts |= {"answer": cut(bare(seen.answer), ANSWER), "other": facts["other"].strip("“”")}
     text = bare(seen.text if isinstance(seen.prompt, str) else seen.prompt[-1]["content"])
@@ -126,7 +126,7 @@ def answer_line(seen: Any, language: Language, width: int) -> str:
 
 
 def strange(seen: Any) -> bool:
-    """Does the shipped model explain a text that is far from what it was trained on, whose tokens surprise it?"""
+    """Does the shipped model read a text unlike its nursery rhymes, so that the tokens surprise it?"""
     if seen.model.name != SHIPPED:
         return False
     ids = [token.id for token in seen.tokens]
@@ -136,7 +136,7 @@ def strange(seen: Any) -> bool:
 
 
 def part_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
-    """What is left of the answer without each of the first parts, a sentence each."""
+    """Say in a sentence for each of the first parts what is left of the answer without it."""
     run = [part for part in seen.ranked if part.hidden is not None]
     lines = [_line(seen, language, _without(seen, language, part), part) for part in run[:count]]
     rest = len(run) - len(lines)
@@ -144,9 +144,9 @@ def part_lines(seen: Any, language: Language, count: int | None = None) -> list[
 
 
 def head_lines(seen: Any, language: Language, count: int | None = None) -> list[str]:
-    """What is left of the answer without each head that takes a tenth of what the best part takes, a sentence each.
+    """Say what is left of the answer without each head that takes a tenth of what the strongest part takes.
 
-    The head that carries the answer is among them, however few they are.
+    The head that carries the answer is always among them.
     """
     least = CARRIES * min((part.hidden or 0.0 for part in seen.ranked), default=0.0)
     lines, carrier = [], seen.carrier
@@ -177,7 +177,7 @@ def _line(seen: Any, language: Language, without: str, one: PartEffect | HeadEff
 
 
 def conclusion(seen: Any, language: Language) -> list[str]:
-    """What the runs support: the parts that are needed, two of which either is enough, the head that carries it."""
+    """Conclude from the runs: the parts that are needed, a pair of which one is enough, the head that carries it."""
     run = [part for part in seen.ranked if part.hidden is not None]
     said = [say(language, "why so", said=_needs(seen, language, run))] if run else []
     for pair in [pair for pair in seen.pairs if seen.rivals.compared or decides(seen.value, pair.hidden)][:1]:
@@ -188,7 +188,7 @@ def conclusion(seen: Any, language: Language) -> list[str]:
 
 
 def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
-    """The parts without any one of which less than half of the answer is left, or that there is none."""
+    """Name the parts without any of which less than half of the answer is left, or say that there are none."""
     needed = [part for part in run if left(seen, part.hidden or 0.0) < _HALF]
     facts = _facts(seen, language)
     if needed:
@@ -207,7 +207,7 @@ def _needs(seen: Any, language: Language, run: Sequence[PartEffect]) -> str:
 
 
 def left(seen: Any, change: float) -> float:
-    """Which share of the answer's probability is left where y changes by that; of two, of how it compares."""
+    """Return the share of the answer's probability left after this change of y; for two answers, of their ratio."""
     if seen.rivals.compared:
         return float(np.exp(change))
     count = shared_by(seen)
@@ -215,7 +215,7 @@ def left(seen: Any, change: float) -> float:
 
 
 def _named(seen: Any, language: Language, part: PartEffect) -> str:
-    """“have”, and of a text that has it more than once, which one."""
+    """Quote a part, “have”; if the text has it more than once, say which one it is."""
     name, parts = cut(bare(part.text), _PART), seen.groups if part in seen.groups else seen.parts
     alike = [one.tokens for one in parts if bare(one.text).casefold() == bare(part.text).casefold()]
     if len(alike) > 1:
@@ -224,38 +224,38 @@ def _named(seen: Any, language: Language, part: PartEffect) -> str:
 
 
 def gap_of(seen: Any, language: Language) -> str:
-    """What the effects do not explain, and where they come from."""
-    gap = signed(round(seen.estimate.gap, 9))  # what only rounding left is 0
+    """Say where the effects come from, and what they do not explain."""
+    gap = signed(round(seen.estimate.gap, 9))  # a gap by rounding alone becomes 0
     facts = {"gap": gap, "total": signed(seen.estimate.total), "points": seen.estimate.points}
     return say(language, "why gap" if seen.estimate.points else "why gap rows", **facts)
 
 
 def _single(seen: Any) -> bool:
-    """Is one token the answer, and one the other?"""
+    """Is each answer a single token?"""
     return bool(seen.answer == seen.rivals.token.text and seen.rivals.other == seen.rivals.against.text)
 
 
 def so_likely(seen: Any, change: float = 0.0) -> str:
-    """How likely the answer is where y changes by that; of two, how many times as likely as the other."""
+    """Write how likely the answer is after this change of y; of two, how many times as likely as the other."""
     value = seen.value + change
     return f"{ratio(value)}×" if seen.rivals.compared else percent(probability(value, shared_by(seen)))
 
 
 def shared_by(seen: Any) -> int:
-    """1 where the answer is a word, told as likely as all its tokens together; else the tokens, told by their mean."""
+    """Return 1 for a word, whose probability is that of all its tokens; else the tokens, to show their mean."""
     count = len(seen.again.based[0].target.answer)
     return 1 if count <= WORD and len(seen.answer.split()) < 2 else count
 
 
 def of_answer(seen: Any, language: Language) -> str:
-    """The name of the column of these."""
+    """Return the name of the column with the answer's probability."""
     if seen.rivals.compared:
         return f"× {cut(spelled(seen.rivals.against.text), 8)}"
     return f"p({cut(spelled(seen.answer), 7)})" if shared_by(seen) == 1 else say(language, "why of answer")
 
 
 def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]:
-    """The answer, the other one, how likely it is, and how likely where y changes by that, with its unit."""
+    """Collect what sentences need: both answers, how likely the answer is, and how likely after this change of y."""
     before, after = (so_likely(seen, each).rstrip("×") for each in (0.0, change))
     name, one = bare(seen.answer), shared_by(seen) == 1
     answer = f"“{name}”" if cut(name, ANSWER) == name else say(language, "why the answer")
@@ -265,7 +265,7 @@ def _facts(seen: Any, language: Language, change: float = 0.0) -> dict[str, str]
 
 
 def _without(seen: Any, language: Language, part: PartEffect) -> str:
-    """Without “France”: which part is hidden, or replaced, and of a sentence the part in it that does most."""
+    """Write "without “France”": the part that is hidden or replaced, and the strongest part inside a sentence."""
     most = min(inside(seen, part), key=lambda one: one.hidden or 0.0, default=None)
     name = _named(seen, language, part._replace(replaced="") if part.replaced else part)
     if part.replaced:
@@ -276,7 +276,7 @@ def _without(seen: Any, language: Language, part: PartEffect) -> str:
 
 
 def _carries(seen: Any, language: Language) -> str:
-    """The head that carries the answer, or that none does."""
+    """Name the head that carries the answer, or say that none does."""
     head, strongest = seen.carrier, seen.strongest
     if head is not None:
         return say(language, "why carries", head=f"{head.layer}.{head.head}")
@@ -286,7 +286,7 @@ def _carries(seen: Any, language: Language) -> str:
 
 
 def _edge(seen: Any, edge: EdgeEffect) -> str:
-    """Is ← France: the query attends to the key."""
+    """Write an edge, such as is ← France: the query attends to the key."""
     names = parts_of(seen.tokens, seen.text).names
     names += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(names) :]]
     return " ← ".join(bare(names[place]) for place in edge[2:4])

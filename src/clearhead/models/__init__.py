@@ -1,12 +1,12 @@
-"""Language models, and what is asked of them.
+"""Language models: finding, reading and running them.
 
 protocol        what `explain` needs of a model: tokens, and every layer's attention in one forward pass
-finding         load_model: a model by its path or name; those on this machine
-model           a decoder in NumPy with its tokenizer, and a text's run, watched or changed
-tokenizer       texts as tokens; chats: messages as a text, by a template; tokens: the tokenizer of a GGUF file
-decoder         its forward pass, with keys and values kept; mlp: one or experts; variants: other runs, and derivatives
-families        its sizes, and what differs between Llama, Gemma and the others, as data; norms, positions
-weights         packed and memory-mapped tensors, products with them; tensors: which of them a decoder has
-gguf folder     the two forms in which decoders are stored
-hub             models through Transformers, and what is checked before one is loaded
+finding         load_model finds a model by its path or name; models_here lists the models on this machine
+model           a decoder in NumPy with its tokenizer; it runs texts, watched or changed
+tokenizer       texts as tokens; chats: messages as one text; tokens: the tokenizer of a GGUF file
+decoder         the forward pass, with a key-value cache; mlp: one or experts; variants: changed runs and derivatives
+families        a decoder's sizes, and what differs between Llama, Gemma and the others, as data; norms, positions
+weights         packed, memory-mapped tensors and products with them; tensors: which tensors a decoder has
+gguf folder     readers of the two formats in which decoders are stored
+hub             models that run in Transformers, and the checks before they are loaded
 """

@@ -1,9 +1,9 @@
-"""A chat's messages as one text, by the template that a model's file carries, and where each message stands in it.
+"""Renders a chat's messages as one text with the template in a model's file, and finds each message in that text.
 
-Templates are Jinja from strangers and are rendered as Transformers renders them: in Jinja's sandbox (no attributes that
-begin with _, nothing can be changed), with loop controls, `generation` blocks, `tojson`, `strftime_now` and
-`raise_exception`. Beside it a template may take `_SECONDS` and make a text of `_MOST` characters, and nothing is
-multiplied into a large text.
+Templates are Jinja code from strangers. They are rendered as Transformers renders them: in Jinja's sandbox (no
+attributes that begin with _, no changes to objects), with loop controls, `generation` blocks, `tojson`, `strftime_now`
+and `raise_exception`. A template may run for `_SECONDS` and write `_MOST` characters, and may not multiply into a large
+text.
 """
 
 import json
@@ -23,18 +23,18 @@ from clearhead.models.folder import one_line
 
 _SECONDS, _MOST = 2.0, 2**22
 _ROLES = ("system", "user", "assistant")
-_FIRST_MARK = 0xF0000  # of characters for private use, which no text has
+_FIRST_MARK = 0xF0000  # the private-use characters, which texts hardly ever have
 Span = tuple[int, int]
 
 
 def read_messages(value: Any) -> list[dict[str, str]]:
-    """A list of {"role": …, "content": …}; raises RuleError for anything else."""
+    """Check a list of {"role": …, "content": …} and return a copy; raise RuleError for anything else."""
     if not isinstance(value, (list, tuple)) or not value:
         raise RuleError(expected("messages", value, "a list of messages"), '[{"role": "user", "content": "hello"}]')
     for message in value:
         plain = isinstance(message, dict) and set(message) == {"role", "content"}
         if not plain or message["role"] not in _ROLES or not isinstance(message["content"], str):
-            wanted = "a role (system, user or assistant) and a content, which is a text"
+            wanted = "a role (system, user or assistant) and a content that is a string"
             raise RuleError(expected("a message", message, wanted), '{"role": "user", "content": "hello"}')
     return [dict(message) for message in value]
 
@@ -42,14 +42,14 @@ def read_messages(value: Any) -> list[dict[str, str]]:
 def rendered(
     template: str, messages: Sequence[dict[str, str]], name: object, words: Mapping[str, str]
 ) -> tuple[str, list[Span], bool]:
-    """Render messages, and find each by rendering them again with a mark before and behind its words.
+    """Render messages as one text, and find each by rendering again with a mark before and after its words.
 
     words   the special tokens that a template may write, such as bos_token
-    Returns the text with the beginning of the answer, where each message's content stands, (0, 0) for one that the
-    template leaves out, and whether the template writes today's date.
-    A template may strip the spaces around a message, so that the marks stand inside them. Where the marks change more
-    of the text than themselves, the message is searched for behind the one before it. A template that writes none of
-    them is given each content as a list of parts, as templates of models that see pictures want it.
+    Returns the text, up to where the answer begins; the span of each message's content, (0, 0) for a message that the
+    template leaves out; and whether the template writes today's date.
+    A template may strip the spaces around a message, so the marks stand inside these. Where the marks change other text
+    too, each message is searched for after the one before it. A template that writes no message is given each content
+    as a list of parts, as templates of vision models expect it.
     Raises FileError where the template is broken, takes too long or refuses the messages.
     """
     render = _renderer(template, name, words)
@@ -69,7 +69,7 @@ def _parts(content: str) -> list[dict[str, str]]:
 
 
 def _found(render: Any, messages: Sequence[dict[str, str]]) -> tuple[str, list[Span], bool]:
-    """The messages as `render` gives them, and where each stands."""
+    """Render the messages, and find each in the text."""
     text, dated = render(messages)
     unused = (chr(number) for number in range(_FIRST_MARK, sys.maxunicode) if chr(number) not in text)
     marks = [(next(unused), next(unused)) for _ in messages]
@@ -86,7 +86,7 @@ def _found(render: Any, messages: Sequence[dict[str, str]]) -> tuple[str, list[S
 def _marked(
     render: Any, text: str, messages: Sequence[dict[str, str]], marks: Sequence[tuple[str, str]]
 ) -> list[Span] | None:
-    """Where messages stand, by a mark before and behind each; None where the text would be another one."""
+    """Find messages by a mark before and after each; return None if the marks change the rest of the text."""
     some, made = list[dict[str, str]](), ""
     for message, (before, behind) in zip(messages, marks, strict=True):
         content, words = message["content"], message["content"].strip()
@@ -115,7 +115,7 @@ def _marked(
 
 
 def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
-    """A function from messages to their text and whether the template asked for the date, which stays the same."""
+    """Return a function from messages to their text and whether the template asked for the date (that of now)."""
     with needing("Jinja", "a chat", "gguf"):
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -124,7 +124,7 @@ def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
         sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
         numbers = all(isinstance(side, (int, float)) for side in (left, right))
         if max(sizes) >= 2**31 or (prod(sizes) > _MOST and not numbers):
-            raise TemplateError("it multiplies into a text without end, or very large numbers")
+            raise TemplateError("it multiplies very large numbers, or makes a text too long")
         return left * right
 
     def power(left: Any, right: Any) -> Any:
@@ -144,7 +144,7 @@ def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
     ) -> str:
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    # A block of what the model says is rendered as it is, with names of its own.
+    # `generation` only marks what the model says; like a `with` block it has its own scope.
     plain = re.sub(r"(\{%[-+]?\s*(?:end)?)generation(?=\s*[-+]?%\})", r"\1with", template)
     asked, now = list[str](), datetime.now()  # the local time, as Transformers has it
     options: Any = {"trim_blocks": True, "lstrip_blocks": True}
@@ -165,7 +165,7 @@ def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
                 for piece in program.generate(**given, **words):
                     text += piece
                     if len(text) > _MOST:
-                        raise TemplateError("its text has no end")
+                        raise TemplateError(f"its text is longer than {_MOST:,} characters")
         except Exception as error:  # a stranger's template raises whatever it likes
             raise FileError(f"{name}: its chat template cannot be used: {one_line(error)}.") from None
         return text, bool(asked)
@@ -175,7 +175,7 @@ def _renderer(template: str, name: object, words: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """Inside, Python code that runs for more than `_SECONDS` is stopped; a template is compiled to Python code."""
+    """Stop Python code inside the block after `_SECONDS`; Jinja compiles a template to Python code."""
     end, before = time.monotonic() + _SECONDS, sys.gettrace()
 
     def watch(_frame: Any, _event: str, _argument: Any) -> Any:

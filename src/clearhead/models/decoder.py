@@ -1,7 +1,7 @@
-"""A decoder of any of the families, run in NumPy through this library's own attention, in float32.
+"""Runs a decoder of any family in NumPy, in float32, with this library's attention.
 
 One layer is norm → attention → W^O (→ norm) → added → norm → MLP (→ norm) → added. Everything but attention acts on
-each token by itself, so that `before` and `after` take (…, tokens, d_model).
+each token alone, so `before` and `after` take (…, tokens, d_model).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ from clearhead.watching.places import Place, Text
 
 T = TypeVar("T")
 Shared = dict[int, tuple[Array, Array]] | list[tuple[Array, Array]]  # keys and values by the number of their layer
-_BLOCK = 1024  # tokens whose inner vectors of an MLP are there at once
-LONG = 2**25  # numbers of the whole residual stream, above which a text is long
-_STORED = 6  # of a long text, the stream before every so many layers is there
+_BLOCK = 1024  # tokens that an MLP computes at a time
+LONG = 2**25  # a text is long if its residual stream, over all layers, has more numbers than this
+_STORED = 6  # for a long text, the stream is stored before every sixth layer
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,17 +36,17 @@ class Decoder:
     weights: Weights
 
     def embedded(self, ids: Sequence[int] | Array, start: int = 0) -> Array:
-        """What the first layer is given, (tokens, d_model); the first token is at position `start`."""
+        """Return the first layer's input, (tokens, d_model); the first token is at position `start`."""
         rows = self.normed("token_embd_norm", self.weights.rows("token_embd.weight", ids) * self.config.embedding_scale)
         if "position_embd.weight" in self.weights:
             rows = rows + self.weights["position_embd.weight"][start : start + len(ids)]
         return rows
 
     def normed(self, name: str, x: Array, upstream: Array | None = None) -> Array:
-        """Pass x through the norm of that name, or return it as it is where the model has none.
+        """Apply the norm of this name to x, or return x unchanged if the model has no such norm.
 
-        Queries and keys, (…, heads, tokens, d_k), have a norm of each head, or one of all heads together (OLMo 2).
-        upstream   the derivative by the result: the one by x is returned
+        Queries and keys, (…, heads, tokens, d_k), are normed head by head, or all heads together (OLMo 2).
+        upstream   the derivative by the result; then the derivative by x is returned
         """
         weight = self.weights.get(f"{name}.weight")
         if weight is None:
@@ -60,7 +60,7 @@ class Decoder:
         return split(made, x.shape[-1]) if together else made
 
     def rules(self, number: int) -> dict[str, Any]:
-        """The rules of a layer's scores; 1/√d_k is left out, since it is the default."""
+        """Return a layer's score rules as `attention` takes them, without the default scale 1/√d_k."""
         rules: dict[str, Any] = {"causal": True}
         window, scale = self.config.windows[number], self.config.scale
         if window is not None:
@@ -78,13 +78,13 @@ class Decoder:
     def before(
         self, number: int, hidden: Array, places: Array, shared: Shared, known: dict[int, Angles] | None = None
     ) -> tuple[Array, Array, Array, Array, dict[str, Array], dict[str, Angles]]:
-        """Make x, which a layer's projections are given, and its queries, keys and values, (…, heads, tokens, d_k).
+        """Compute x, the input of a layer's projections, and its queries, keys and values, (…, heads, tokens, d_k).
 
-        Behind them, for derivatives: the projections by part, "q", "k" and "v", before norms and rotation; the angles
-        by part. A layer that reads another's keys and values projects queries alone.
+        For derivatives it also returns the projections by part, "q", "k" and "v", before norms and rotation, and the
+        angles by part. A layer that reads another layer's keys and values projects queries only.
         hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
-        shared   the keys and values of these tokens, at least in layers that this one reads
-        known    the angles of these positions in the layers before, by rotation
+        shared   these tokens' keys and values by layer, at least those that this layer reads
+        known    the angles that earlier layers computed for these positions, by rotation
         """
         x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
         size, known = self.config.sizes[number], {} if known is None else known
@@ -102,7 +102,7 @@ class Decoder:
         return x, q, k, v, made, angles
 
     def placed(self, number: int, part: str, x: Array, angles: Angles, upstream: Array | None = None) -> Array:
-        """Norm and turn what a layer projects; upstream: the derivative by x from that by the result."""
+        """Norm and rotate a projection; with `upstream`, the derivative by the result, return the derivative by x."""
         name, back = f"blk.{number}.attn_{part}_norm", angles and (angles[0], -angles[1])
         if self.config.normed_last:
             if upstream is None:
@@ -113,11 +113,11 @@ class Decoder:
         return self.normed(name, x, turned(upstream, back))
 
     def mixed(self, number: int, heads: Array) -> Array:
-        """Attention's output after W^O, (…, tokens, d_model), from what its heads give, (…, heads, tokens, d_k)."""
+        """Apply W^O to the heads' outputs, (…, heads, tokens, d_k), which gives (…, tokens, d_model)."""
         return self.weights.linear(join(heads), f"blk.{number}.attn_output")
 
     def after(self, number: int, hidden: Array, output: Array, given: Array) -> Array:
-        """The residual stream after a layer, (…, tokens, d_model): before it, attention's output, its `inputs`."""
+        """Return the residual stream after a layer; given are that before it, attention's output and its `inputs`."""
         made = self.added(number, hidden, output)
         if self.config.d_input:
             more = one(self.weights, self.config, number, ".input", made, given)
@@ -126,22 +126,22 @@ class Decoder:
         return made if scale == 1 else made * scale
 
     def added(self, number: int, hidden: Array, output: Array) -> Array:
-        """The residual stream after attention and the MLP were added, before what Gemma 4 does besides."""
+        """Add attention and the MLP to the residual stream; what Gemma 4 adds besides is in `after`."""
         scale = self.config.added_scale
         middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
         output = in_blocks(partial(self.mlp, number), hidden if self.config.parallel else middle)
         return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
     def scale(self, number: int) -> float:
-        """What the residual stream is multiplied by at the end of a layer."""
+        """Return the factor by which a layer multiplies the residual stream at its end."""
         scale = self.weights.get(f"blk.{number}.layer_output_scale.weight")
         return 1.0 if scale is None else float(scale[0])
 
     def inputs(self, ids: Sequence[int] | Array, upstream: Array | None = None) -> Array:
-        """What layers are given of each token beside the stream, (tokens, layers, d_input).
+        """Return each layer's input beside the residual stream (Gemma 4), (tokens, layers, d_input).
 
-        It is (norm(W·e/√d_model) + t·√d_input)/√2, of the token's embedding e and t, its embedding for each layer.
-        upstream   the derivative by the result: the one by e is returned, (…, tokens, d_model)
+        It is (norm(W·e/√d_model) + t·√d_input)/√2, with e the token's embedding and t its embedding for the layer.
+        upstream   the derivative by the result; then the derivative by e, (…, tokens, d_model), is returned
         """
         name, shape = "per_layer_model_proj.weight", (len(ids), self.config.layers, self.config.d_input)
         if not self.config.d_input:
@@ -155,11 +155,11 @@ class Decoder:
         return (self.normed("per_layer_proj_norm", made) + tokens) * 0.5**0.5
 
     def mlp(self, number: int, source: Array) -> Array:
-        """What the MLP makes of the residual stream that it reads, (…, tokens, d_model), before its own norm."""
+        """Apply a layer's norm and MLP to the residual stream, (…, tokens, d_model); a norm of the output follows."""
         return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source))
 
     def mlp_back(self, number: int, source: Array, upstream: Array) -> Array:
-        """The derivative by the residual stream that the MLP reads, (tokens, d_model), by way of the MLP."""
+        """Return the derivative by the stream that the MLP reads, (tokens, d_model), through the MLP alone."""
         norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
         by_output = self.config.added_scale * upstream
         if f"{behind}.weight" in self.weights:  # else the output is not needed
@@ -170,7 +170,7 @@ class Decoder:
     def end_back(
         self, number: int, hidden: Array, output: Array, given: Array, upstream: Array
     ) -> tuple[Array, Array | float]:
-        """The derivatives by what `added` makes of a layer and by what it is given, from that by what `after` makes."""
+        """Differentiate `after`: return the derivatives by the result of `added` and by `given`."""
         upstream = upstream * self.scale(number)
         if not self.config.d_input:
             return upstream, 0.0
@@ -182,11 +182,11 @@ class Decoder:
     def layer(
         self, number: int, hidden: Array, shared: Shared, edits: Sequence[Edit], past: tuple[Array, Array] | None = None
     ) -> LayerRun:
-        """One layer's attention; `after` makes the residual stream after the layer from its output.
+        """Compute one layer's attention; `after` makes the residual stream after the layer from its output.
 
-        hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
+        hidden   (tokens, d_model), the residual stream before the layer; with `past`, of the last tokens only
         shared   as in `before`
-        past     the keys and values of the tokens before these, each (kv_heads, tokens before, d_k)
+        past     the earlier tokens' keys and values, each (kv_heads, earlier tokens, d_k)
         """
         first = 0 if past is None else past[0].shape[1]
         x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)), shared)[:4]
@@ -209,9 +209,9 @@ class Decoder:
         return LayerRun(x, q, k, v, heads, output, rules, biases, through, x is not hidden)
 
     def logits(self, hidden: Array, *, capped: bool = True) -> Array:
-        """The logits, (…, vocabulary), of the residual stream after the last layer, (…, d_model).
+        """Compute logits, (…, vocabulary), from the residual stream after the last layer, (…, d_model).
 
-        capped   c·tanh(logit/c) where the model caps its logits; else the products with the unembedding
+        capped   cap them, c·tanh(logit/c), if the model does; False leaves them uncapped
         """
         made = self.weights.product(self.normed("output_norm", hidden), self.unembedding)
         bias, cap = self.weights.get("output.bias"), self.config.logit_softcap
@@ -221,21 +221,20 @@ class Decoder:
 
     @property
     def unembedding(self) -> str:
-        """The name of the matrix whose products are the logits."""
+        """The name of the matrix that makes logits of the residual stream."""
         return "token_embd.weight" if self.config.tied else "output.weight"
 
     def extended(self, ids: Sequence[int], start: int, kept: Sequence[tuple[Array, Array]]) -> Array:
-        """The logits after the last of these tokens, (vocabulary,), of which the first is at position `start`.
+        """Run these tokens, the first at position `start`, and return the logits after the last, (vocabulary,).
 
-        kept   of each layer the keys and values, (kv_heads, room, d_k) each: those before `start` are read, and these
-               tokens' are written behind them
+        kept   each layer's key-value cache, (kv_heads, room, d_k) each: read before `start`, written from there on
         """
         hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
         shared, known = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], dict[int, Angles]()
         for number, (keys, values) in enumerate(kept):
             q, k, v = self.before(number, hidden, np.arange(start, stop), shared, known)[1:4]
             keys[:, start:stop], values[:, start:stop] = k, v
-            if number + 1 == len(kept):  # of the last layer, the others give keys and values only
+            if number + 1 == len(kept):  # in the last layer only the last token is needed
                 q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
             rules = self.rules(number) | {"query_offset": stop - q.shape[1]}
             heads = attention(q, keys[:, :stop], values[:, :stop], **rules)
@@ -243,7 +242,7 @@ class Decoder:
         return self.logits(hidden[-1])
 
     def room(self, tokens: int) -> list[tuple[Array, Array]]:
-        """Arrays for the keys and values of so many tokens, as `extended` takes them."""
+        """Allocate the key-value cache of `extended` for so many tokens."""
         made, dtype = list[tuple[Array, Array]](), self.weights.dtype
         for number, size in enumerate(self.config.sizes):
             own = [np.empty((size.kv_heads, tokens, size.d_k), dtype) for _ in "kv"]
@@ -252,7 +251,7 @@ class Decoder:
 
 
 def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
-    """The derivative by the residual stream of some rows after the last layer, `hidden`, both (rows, d_model).
+    """Differentiate the logits: return the derivative by `hidden`, the stream after the last layer, (rows, d_model).
 
     upstream   (rows, vocabulary), the derivative by these rows' logits
     """
@@ -269,24 +268,24 @@ def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
 
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
-    """A function of rows, (…, tokens, d), some of them at a time: what it computes between is wider than the rows."""
+    """Apply a function to blocks of rows, (…, tokens, d): its intermediate results are wider than the rows."""
     made = [function(*(x[..., block, :] for x in arrays)) for block in blocks(arrays[0].shape[-2], _BLOCK)]
     return made[0] if len(made) == 1 else np.concatenate(made, axis=-2)
 
 
 def split(x: Array, d_k: int) -> Array:
-    """(…, tokens, heads·d_k) to (…, heads, tokens, d_k)."""
+    """Reshape (…, tokens, heads·d_k) to (…, heads, tokens, d_k)."""
     return x.reshape(*x.shape[:-1], -1, d_k).swapaxes(-3, -2)
 
 
 def join(x: Array) -> Array:
-    """(…, heads, tokens, d_k) to (…, tokens, heads·d_k)."""
+    """Reshape (…, heads, tokens, d_k) to (…, tokens, heads·d_k)."""
     turned_back = x.swapaxes(-3, -2)
     return turned_back.reshape(*turned_back.shape[:-2], -1)
 
 
 class OnDemand(Sequence[T]):
-    """A sequence of which each item is computed when it is asked for."""
+    """A sequence whose items are computed when they are read."""
 
     def __init__(self, count: int, compute: Callable[[int], T]) -> None:
         self._count, self._compute = count, compute
@@ -300,10 +299,10 @@ class OnDemand(Sequence[T]):
 
 
 def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each: Each = iter) -> Sequence[Array]:
-    """The residual stream before each layer and after the last; `each` iterates over the layers.
+    """Compute the residual stream before each layer and after the last; `each` iterates over the layers.
 
-    step   the stream after a layer, from its number and what is before it
-    Of a long text, what lies between two stored places is computed anew, and kept until other ones are.
+    step   makes the stream after a layer from the layer's number and the stream before it
+    For a long text, the layers between two stored ones are computed again when read; the latest few are kept.
     """
     stored, hidden, long = {0: first}, first, first.size * layers > LONG
     for number in each(range(layers)):
@@ -330,12 +329,12 @@ def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each:
 
 
 def acting_edits(edits: Sequence[Edit], layer: int, layers: int) -> list[Edit]:
-    """The edits of one layer of so many."""
+    """Return the edits that act in this layer."""
     return [edit for edit in edits if edit.acts_in(str(layer), choices(layer, layers))]
 
 
 def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:
-    """Can an edit, by position, change any layer and head of a run: does a query of its see a key of its?"""
+    """Can an edit, given by position, change a run: does one of its queries see one of its keys in some head?"""
     return any(
         acts(edit, (1, len(run.q), run.q.shape[1], run.k.shape[1]), run.rules, place_of(number, run.q, run.k))
         for number, run in enumerate(layers)
@@ -344,12 +343,12 @@ def may_act(edit: Edit, layers: Sequence[LayerRun]) -> bool:
 
 
 def place_of(layer: int, q: Array, k: Array) -> Place:
-    """Where a layer's attention is: q (heads, queries, d_k) are the last of the tokens of k (kv_heads, keys, d_k)."""
+    """Describe where a layer attends: q (heads, queries, d_k) are the last tokens of k (kv_heads, keys, d_k)."""
     queries, keys = q.shape[1], k.shape[1]
     text = Text(keys)
     return Place(str(layer), range(keys - queries, keys), range(keys), text, text)
 
 
 def choices(layer: int, layers: int) -> set[str]:
-    """All that chooses a layer in `layers=`: its number, and that from the end."""
+    """Return the two names of a layer in `layers=`: its number, and its number counted from the end."""
     return {str(layer), str(layer - layers)}

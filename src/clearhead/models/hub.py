@@ -1,8 +1,8 @@
-"""Any Transformers decoder or encoder for `explain`: the model's own classes run the text, observed by `watch`.
+"""Runs any Transformers decoder or encoder for `explain`: the model's own classes run the text, observed by `watch`.
 
-Weights load from safetensors only, never from a pickle, and run in float32. Which modules attend, and what is W^O, is
-known by their names. A config.json can ask for any size, and Transformers fills missing weights with random numbers: so
-building stops at more parameters than the files can have, and missing weights are an error.
+Weights load from safetensors only, never from a pickle, and run in float32. The modules' names tell which ones attend,
+and which one is W^O. A config.json can ask for any size, and Transformers fills missing weights with random numbers; so
+building stops once there are more parameters than the files can hold, and missing weights are an error.
 """
 
 import os
@@ -30,7 +30,7 @@ from clearhead.watching.naming import ModulePath
 from clearhead.watching.seen import Seen
 from clearhead.watching.watch import watch
 
-_BATCHED = "query_segments", "kv_segments", "mask", "bias"  # rules with an axis for the batch
+_BATCHED = "query_segments", "kv_segments", "mask", "bias"  # rules that have a batch axis
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -42,7 +42,7 @@ class HubModel:
     inner: Any
     tokenizer: Tokenizer
     attending: tuple[str, ...] = ()  # paths of the modules that attend, in the order of a run
-    mixers: tuple[str, ...] = ()  # and of what mixes tokens beside them, such as a recurrent layer
+    mixers: tuple[str, ...] = ()  # paths of other modules that mix tokens, such as a recurrent layer
     depth: int = 0  # layers, whether they attend or not
 
     __repr__ = in_short
@@ -66,13 +66,13 @@ class HubModel:
         ends: bool = False,
         run: ForwardPass | None = None,  # noqa: ARG002
     ) -> list[int]:
-        """The ids that the model puts after these, as `Model.generate`. Raises RuleError, ShapeError."""
+        """Continue these ids, as `Model.generate` does. Raises RuleError, ShapeError."""
         import torch
         from transformers import GenerationConfig
 
         if not self.inner.can_generate():
             raise RuleError(
-                f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
+                f"{self.name} predicts no next token, so it cannot continue the text.", "leave out generate."
             )
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
         self.tokenizer.fits(len(ids), count)
@@ -99,9 +99,9 @@ class HubModel:
         run: ForwardPass | None = None,  # noqa: ARG002  # autograd runs the model again
         each: Each = iter,
     ) -> Iterator[tuple[int, int, Attended]]:
-        """Derivatives of a number of the logits of some rows, by autograd, without those by the residual stream.
+        """Differentiate as `Model.differentiated` does, by autograd, but not by the residual stream.
 
-        See `Model.differentiated`.
+        `slope` gives the derivative of the number by the logits of `rows`.
         """
         import torch
 
@@ -122,7 +122,7 @@ class HubModel:
                 yield number, place, part if number or not beside else part._replace(beside=grads[-1].numpy())
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
-        """The logits of some rows in each variant, a run of its own, (rows, vocabulary); `each` iterates over these."""
+        """Run each variant, and yield its logits in some rows, (rows, vocabulary); `each` iterates over variants."""
         import torch
 
         for variant in (variants[place] for place in each(range(len(variants)))):
@@ -133,7 +133,7 @@ class HubModel:
                 yield logits.float().numpy()
 
     def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
-        """The forward pass of a text or its ids: each attention layer, and logits (tokens, vocabulary) or None."""
+        """Run a text or its ids: return every attention layer, and logits (tokens, vocabulary) or None."""
         import torch
 
         ids = ids_of(self, ids)
@@ -147,8 +147,8 @@ class HubModel:
             layer = seen.layer(name)
             if len(caught[layer.path]) < layer.call:
                 raise ShapeError(
-                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
-                    "ch.watch shows each of them.",
+                    f"layer {name}: {layer.path} attends several times in one call, and explain shows one of them.",
+                    "with ch.watch(model) as seen: shows all of them.",
                 )
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
@@ -161,23 +161,23 @@ class HubModel:
 
 
 def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
-    """A Transformers model that is loaded already, with its tokenizer. Raises FileError for a slow tokenizer."""
+    """Wrap a Transformers model that is already loaded, and its tokenizer. Raises FileError for a slow tokenizer."""
     name = name or getattr(inner, "name_or_path", "") or type(inner).__name__
     if tokenizer is None:
         from transformers import AutoTokenizer
 
-        hint = "give both, (model, tokenizer), as in ch.explain(text, (model, tokenizer))."
+        hint = "give it as well: ch.explain(text, (model, tokenizer))"
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise FileError(f"{name}: its tokenizer is not here: {one_line(error)}", hint) from error
+            raise FileError(f"{name}: its tokenizer cannot be loaded: {one_line(error)}", hint) from error
     if not getattr(tokenizer, "is_fast", False):
-        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
+        raise FileError(f"{name}: its tokenizer gives no positions in the text.", "use a fast tokenizer.")
     sizes, attending, mixers = _looked_at(inner, name)
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
     ends = [tokenizer.eos_token_id, getattr(getattr(inner, "generation_config", None), "eos_token_id", None)]
-    encoder = tokenizer.backend_tokenizer  # whose own class sets these two anew in each call
+    encoder = tokenizer.backend_tokenizer  # its Transformers class sets these two again in each call
     encoder.no_padding()
     encoder.no_truncation()
     words = {key: str(word) for key, word in tokenizer.special_tokens_map.items()}
@@ -187,12 +187,12 @@ def of_loaded(inner: Any, tokenizer: Any = None, name: str = "") -> HubModel:
 
 
 def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
-    """What a run of one token shows: sizes, and a HubModel's `attending` and `mixers`."""
+    """Run one token to learn the model's sizes, and a HubModel's `attending` and `mixers`."""
     import torch
 
     config = inner.config.get_text_config()
     if config.is_encoder_decoder:
-        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+        raise FileError(f"{name} is an encoder-decoder: it reads two texts, and explain gives it one.")
     with torch.inference_mode(), _watched(inner) as seen:
         inner(torch.tensor([[0]]))
     layers = [seen.layer(one) for one in seen.layers]
@@ -203,7 +203,7 @@ def _looked_at(inner: Any, name: str) -> tuple[Config, tuple[str, ...], tuple[st
 
 
 def _positions(inner: Any) -> int | None:
-    """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
+    """Return how many tokens the model takes; RoBERTa's positions start after the one for padding."""
     counts = [getattr(inner.config.get_text_config(), "max_position_embeddings", None)]
     for path, module in inner.named_modules():
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -212,7 +212,7 @@ def _positions(inner: Any) -> int | None:
 
 
 def load(name: str, place: Path | None = None) -> HubModel:
-    """A model in this place, a directory's name, or a name on the Hugging Face hub, from where it is downloaded.
+    """Load a model from `place`, from the directory `name`, or by downloading `name` from the Hugging Face hub.
 
     Raises FileError, MissingExtraError.
     """
@@ -223,12 +223,12 @@ def load(name: str, place: Path | None = None) -> HubModel:
         return of_loaded(*_loaded(name, place), name)
     except ClearheadError:
         raise
-    except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
+    except Exception as error:  # Transformers may raise anything for an unexpected file
         raise FileError(f"{name}: Transformers cannot load it: {one_line(error)}") from error
 
 
 def _loaded(name: str, place: Path) -> tuple[Any, Any]:
-    """Model and tokenizer, after their sizes were checked. No code from the model's directory runs."""
+    """Load model and tokenizer after a check of their sizes. No code from the model's directory runs."""
     with needing("PyTorch and Transformers", name, "hf"):
         import torch
         import transformers
@@ -238,37 +238,37 @@ def _loaded(name: str, place: Path) -> tuple[Any, Any]:
     for part in (stated, stated.get("text_config")):
         check_layers(place / "config.json", part.get("num_hidden_layers") if isinstance(part, dict) else None)
     if stated.get("auto_map") and stated.get("model_type") not in transformers.CONFIG_MAPPING:
-        hint = "load it yourself with trust_remote_code=True, and give both, (model, tokenizer)."
-        raise FileError(f"{name} is computed by Python code of its own (auto_map), which does not run here.", hint)
+        hint = "load it yourself with trust_remote_code=True, then ch.explain(text, (model, tokenizer))."
+        raise FileError(f"{name} needs Python code from its folder (auto_map), which does not run here.", hint)
     config = transformers.AutoConfig.from_pretrained(place, **files)
     if config.is_encoder_decoder:
-        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+        raise FileError(f"{name} is an encoder-decoder: it reads two texts, and explain gives it one.")
     decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
     wraps = any(word.endswith("ForConditionalGeneration") for word in config.architectures or ())
     for size in ("num_hidden_layers", "hidden_size", "vocab_size"):
         if getattr(config.get_text_config() if wraps else config, size, None) is None:
-            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
+            raise FileError(f"{name}: its config has no {size}: expected a language model.")
     kind: Any = transformers.AutoModelForMultimodalLM if wraps else transformers.AutoModel
     kind = transformers.AutoModelForCausalLM if decodes else kind
     _check_sizes(place, lambda: kind.from_config(config))
     inner, info = kind.from_pretrained(
         place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
     )
-    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)  # which stand behind all attention
+    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)  # poolers come after all attention
     if lacking:  # they would be random numbers
         more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
-        hint = "do config.json and the weights belong together?"
+        hint = "are config.json and the weights of the same model?"
         raise FileError(f"{name}: the weights lack {lacking[0]}{more}.", hint)
     if decodes and (unused := sorted(key for key in info["unexpected_keys"] if not key.endswith(BUFFERS))):
         what = f"{name}: Transformers' {type(inner).__name__} does not use `{unused[0]}` ({len(unused)} such tensors)."
-        raise FileError(what, "leaving it out may change the answers: load it yourself, and give (model, tokenizer).")
+        raise FileError(what, "answers may be wrong without it: load the model yourself and give (model, tokenizer).")
     return inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
 def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
-    """Refuse a model with more parameters than its files have, or than fit memory; it is built on the device meta.
+    """Refuse a model with more parameters than its files can hold, or than fit memory, by building it on device meta.
 
-    Building stops at the parameter that is too much, so that a config.json of a billion layers ends soon.
+    Building stops at the first parameter too many, so that a config.json with a billion layers fails quickly.
     """
     import torch
     from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -278,11 +278,11 @@ def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
     def count(_module: Any, _name: str, parameter: Any) -> None:
         nonlocal registered
         registered += parameter.numel() if parameter is not None and parameter.is_meta else 0
-        if registered > 4 * stored:  # a number has four bits at least, and what is tied is counted twice
+        if registered > 4 * stored:  # a number takes at least four bits, and tied weights are counted twice
             raise FileError(
-                f"{place}: config.json makes a model of more than {4 * stored:,} parameters, but the weights have "
+                f"{place}: config.json describes more than {4 * stored:,} parameters, but the weights have "
                 f"{stored:,} bytes.",
-                "do config.json and the weights belong together?",
+                "are config.json and the weights of the same model?",
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -299,7 +299,7 @@ def _check_sizes(place: Path, build: Callable[[], Any]) -> None:
 def _attention_caught(
     model: HubModel, caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
 ) -> Iterator[None]:
-    """Inside, the input of each attention module and its output after W^O are added to `caught`, by its path."""
+    """Inside, add each attention module's input, and its output after W^O, to `caught` under its path."""
     from clearhead.hf.passes import output_module
 
     paths, inputs = dict(model.inner.named_modules()), dict[str, Array]()
@@ -321,7 +321,7 @@ def _attention_caught(
 
 @contextmanager
 def _watched(inner: Any) -> Iterator[Seen]:
-    """Inside, the model is watched; a warning of what is no attention would be given for each run."""
+    """Watch the model inside, without the warning about modules that are not attention, which each run would give."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*was not seen", UserWarning)
         with watch(inner) as seen:
@@ -332,12 +332,12 @@ def _watched(inner: Any) -> Iterator[Seen]:
 def _varied(
     model: HubModel, variant: Variant, kept: list[tuple[Any, Any]] | None = None, logs: Any = None
 ) -> Iterator[None]:
-    """Inside, the model runs as the variant says; calls and what their heads give are added to `kept`, by layer.
+    """Inside, the model runs as the variant; attention calls and their heads' outputs are added to `kept`, by layer.
 
-    Its attention is ours, as in `ch.change`: each call is read, and what it gives is replaced. What mixes tokens beside
-    attention reads α times what it would read of a gated token: nothing, of a hidden one.
+    As in `ch.change`, each attention call is caught and its result replaced. Other modules that mix tokens read a gated
+    token's input times α, and that of a hidden token times 0.
 
-    logs   (tokens,) the gates as a tensor, to be differentiated; None: those of the variant
+    logs   (tokens,) the gates' ln α as a tensor to be differentiated; None: the variant's
     """
     import torch
 
@@ -385,7 +385,7 @@ def _varied(
 
 
 def _plain(rules: dict[str, Any]) -> dict[str, Any]:
-    """The rules of one text, with arrays in place of tensors."""
+    """Return the rules of one text, with arrays in place of tensors."""
 
     def plain(value: Any) -> Any:
         return value.detach().numpy() if hasattr(value, "detach") else value

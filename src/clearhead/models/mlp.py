@@ -1,9 +1,9 @@
-"""A layer's MLP, one for all tokens or experts of which some compute each token, and its derivative.
+"""Computes a layer's MLP, either dense or a mixture of experts, and its derivative.
 
-Gemma 4's layers have another, `.input`, whose gate multiplies what the layer is given of the token: that is its `up`.
+Gemma 4's layers have a second MLP, `.input`, whose gate multiplies the layer's embedding of the token, its `up`.
 
-Of experts the router's logits r = W·x + b choose the largest `chosen`, and the output is the sum of what these give,
-each times its share: softmax(r), divided by the chosen ones' sum where `shares_sum`. Only what is chosen is multiplied.
+In a mixture, the router's logits r = W·x + b choose `chosen` experts for each token. The output is the sum of their
+outputs, each times its share: softmax(r), or, if `shares_sum`, the softmax of the chosen logits. Others do not run.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def _gelu_tanh_slope(x: Array) -> Array:
 
 
 def _normal_share(x: Array) -> Array:
-    """The normal distribution's share below x, in float64."""
+    """Return the normal distribution's share below x, in float64."""
     exact = np.frompyfunc(lambda value: 0.5 * (1 + erf(value / sqrt(2))), 1, 1)
     return np.asarray(exact(x.astype(np.float64)), dtype=np.float64)
 
@@ -51,7 +51,7 @@ def _silu_slope(x: Array) -> Array:
     return share * (1 + x * (1 - share))
 
 
-# Each activation function and its slope, of one array, element by element.
+# Each activation function and its slope; both act element by element.
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "gelu_new": (_gelu_tanh, _gelu_tanh_slope),
     "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
@@ -65,10 +65,10 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]
 
 
 def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Array, Array, Array]:
-    """The experts that compute each token and their shares, largest first, (tokens, chosen); what makes the shares.
+    """Return each token's experts and their shares, largest first, (tokens, chosen) each, and the shares of all.
 
-    That is (tokens, experts), the softmax of all logits, or of the chosen ones and else 0 where `shares_sum`.
-    x   (tokens, d_model), what the MLP is given, normed
+    The latter, (tokens, experts), are the softmax of all logits; if `shares_sum`, of the chosen ones, and 0 elsewhere.
+    x   (tokens, d_model), the MLP's normed input
     """
     logits = weights.linear(x, f"blk.{number}.ffn_gate_inp")
     experts = np.argsort(-logits, axis=-1, kind="stable")[:, : config.chosen]
@@ -82,7 +82,7 @@ def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Arr
 
 
 def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
-    """What a layer's MLP makes of its normed input, both (…, tokens, d_model), before its own norm."""
+    """Apply a layer's MLP to its normed input, both (…, tokens, d_model); a norm of the output may follow."""
     if not config.experts:
         return one(weights, config, number, "", x)
     rows = x.reshape(-1, x.shape[-1])
@@ -95,7 +95,7 @@ def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
 
 
 def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
-    """The derivative by the MLP's normed input from that by its output, before its own norm."""
+    """Return the derivative by the MLP's normed input, from the derivative by its output."""
     if not config.experts:
         return one_back(weights, config, number, "", x, upstream)[0]
     rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
@@ -115,19 +115,19 @@ def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: 
 def _inner(
     weights: Weights, config: Config, number: int, expert: str, x: Array, up: Array | None
 ) -> tuple[Array | None, Array]:
-    """An MLP's gate before its activation, None where it has none, and what it gates, (…, tokens, d_mlp)."""
+    """Return an MLP's gate before its activation, or None, and what the gate multiplies, (…, tokens, d_mlp)."""
     up = weights.linear(x, f"blk.{number}.ffn_up{expert}") if up is None else up + np.zeros_like(x[..., :1])
     return weights.linear(x, f"blk.{number}.ffn_gate{expert}") if config.gated else None, up
 
 
 def _limited(config: Config, gate: Array, up: Array) -> tuple[Array, Array]:
-    """Gate and what it gates with their limit, where there is one."""
+    """Limit the gate and what it multiplies, if the config has a limit."""
     limit = config.limit
     return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit) + 1)
 
 
 def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up: Array | None = None) -> Array:
-    """The output of an MLP, or of one expert, which is `.3`; up: what it gates, where no weights make it."""
+    """Compute a dense MLP, or one expert, such as `.3`; `up` is what the gate multiplies, if no weights make it."""
     act, _ = ACTIVATIONS[config.activation]
     gate, up = _inner(weights, config, number, expert, x, up)
     for block in blocks(up.shape[-2], CACHED):
@@ -144,7 +144,7 @@ def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up
 def one_back(
     weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array, given: Array | None = None
 ) -> tuple[Array, Array]:
-    """The derivative by an MLP's input, and its output times `upstream`, summed by token; or that by `given`."""
+    """Return the derivative by an MLP's input; and, by token, output·upstream, or with `given` the derivative by it."""
     w, name, (value_of, slope_of) = weights, f"blk.{number}.ffn_", ACTIVATIONS[config.activation]
     gate, up = _inner(weights, config, number, expert, x, given)
     by_inner = w.product(upstream, f"{name}down{expert}.weight", back=True)

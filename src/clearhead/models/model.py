@@ -1,7 +1,7 @@
-"""A decoder with its tokenizer and name: what `explain` and `why` are given. It runs in NumPy, without PyTorch.
+"""A decoder with its tokenizer and name, as `explain` takes it. It runs in NumPy, without PyTorch.
 
-Of a long text the attention and most of the stream would take more memory than the model. Its run has the keys and
-values, from which the rows that are asked for are computed again; of the stream, what is before every sixth layer.
+The attention and stream of a long text would take more memory than the model. Its run keeps the keys and values, from
+which requested rows are computed again, and the stream before every sixth layer.
 """
 
 import os
@@ -37,10 +37,10 @@ from clearhead.watching.seen import Seen
 from clearhead.watching.watch import Wish
 
 SHIPPED = "rhymes"
-_LOGITS = 2**21  # numbers that are computed at a time
-Placed = Callable[[Sequence[int]], tuple[Edit, ...]]  # the edits of a block of `ch.change` in a text, by position
+_LOGITS = 2**21  # logits that are computed at a time
+Placed = Callable[[Sequence[int]], tuple[Edit, ...]]  # a text's edits in a block of `ch.change`, by position
 
-# The blocks of `ch.watch` and `ch.change` that each decoder is in, outermost first, and what each does with a run.
+# For each decoder, the open blocks of `ch.watch` and `ch.change`, outermost first, and what each does with a run.
 blocks: dict[Decoder, list[tuple[Placed | None, Callable[[ForwardPass], None]]]] = {}
 
 
@@ -56,13 +56,13 @@ class Model:
 
     @property
     def config(self) -> Config:
-        """The sizes."""
+        """The decoder's sizes and choices."""
         return self.decoder.config
 
     def projections(self, layer: int) -> dict[str, Array]:
-        """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out).
+        """Return W^Q, W^K, W^V, W^O and their biases of one layer, matrices as (d_in, d_out).
 
-        Empty where queries and keys are not x·W + b, since they are normalised or turned.
+        Empty if queries and keys are not x·W + b, because they are normed or rotated.
         """
         weights, name = self.decoder.weights, f"blk.{layer}.attn_"
         turned = self.config.ropes[layer] is not None or f"{name}q_norm.weight" in weights
@@ -74,11 +74,11 @@ class Model:
     def generate(
         self, ids: list[int] | str, count: int, each: Each = iter, *, ends: bool = False, run: ForwardPass | None = None
     ) -> list[int]:
-        """The ids that the model puts after a text or ids, each the likeliest (greedy); `each` iterates over them.
+        """Continue a text or ids by the likeliest next token each time (greedy); `each` iterates over the new tokens.
 
-        ends   stop before a token that ends a text; else there are `count`
-        run    of the first ids, whose keys and values are not computed again
-        Raises ShapeError for too many, RuleError for ids or a count that cannot be.
+        ends   stop before a token that ends a text; False: return `count` ids in any case
+        run    a run of the first ids, whose keys and values are used again
+        Raises ShapeError for more tokens than positions, RuleError for ids or a count that cannot be.
         """
         self._check_unchanged()
         ids, count = ids_of(self, ids), whole_number("count", count, 0)
@@ -99,10 +99,10 @@ class Model:
         return made
 
     def run(self, ids: list[int] | str, each: Each = iter) -> ForwardPass:
-        """The forward pass of a text or its ids in float32: logits by token, attention by layer, the residual stream.
+        """Run a text or its ids in float32: return each token's logits, each layer's attention, the residual stream.
 
-        `each` iterates over the layers, such as a progress bar. The blocks of `ch.change` that the model is in
-        edit its attention; those of `ch.watch` keep the run.
+        `each` iterates over the layers, such as a progress bar. Open blocks of `ch.change` edit the model's attention,
+        those of `ch.watch` record the run.
         """
         decoder, config, ids = self.decoder, self.config, ids_of(self, ids)
         inside = blocks.get(decoder, [])
@@ -137,11 +137,11 @@ class Model:
         run: ForwardPass | None = None,
         each: Each = iter,
     ) -> Iterator[tuple[int, int, Attended]]:
-        """Run variants of a text, then differentiate a number of the logits of some rows; the last layer comes first.
+        """Run variants of a text, then differentiate a function of the logits of `rows`; yields the last layer first.
 
-        slope   from the logits of these rows of one variant, (rows, vocabulary), the number's derivative by them
-        run     of the text, where the one variant is what ran there: it is not run again, and what comes back is of the
-                tokens from rows.start on alone, since no token before them has a part in these logits by its output
+        slope   maps one variant's logits of these rows, (rows, vocabulary), to the function's derivative by them
+        run     a run of the text, if it is the only variant: it is not repeated, and results are of the tokens from
+                rows.start on, whose derivatives do not pass through earlier tokens
         each    iterates over the layers, forward and back
         """
         self._check_unchanged()
@@ -152,7 +152,7 @@ class Model:
         yield from through(decoder, ids[first:], hidden, variants, np.stack(by_last), past, each)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
-        """The logits of some rows in each variant of a run, (rows, vocabulary); `each` iterates over layers."""
+        """Run variants of a run, and yield each one's logits in some rows, (rows, vocabulary); `each` takes layers."""
         self._check_unchanged()
         lasts = list(again(self.decoder, run, variants, rows, each))
         step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
@@ -160,16 +160,16 @@ class Model:
             yield from self.decoder.logits(np.stack(lasts[start : start + step]))
 
     def _check_unchanged(self) -> None:
-        """Raise RuleError inside a block of `ch.change`, which edits whole runs and nothing else of a decoder."""
+        """Raise RuleError inside a block of `ch.change`, which edits `run` and no other method."""
         if any(in_text is not None for in_text, _ in blocks.get(self.decoder, ())):
             raise RuleError(
-                "ch.change edits what model.run(text) computes of this model, and nothing else.",
-                "model.run(text) for each token.",
+                "inside ch.change this model computes model.run(text) alone.",
+                "call model.run(text) once for each new token.",
             )
 
 
 def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit], inputs: Array) -> ForwardPass:
-    """The run with layers that are computed when they are asked for; the latest one is kept."""
+    """Return the run with layers that are computed when they are read; the latest one is kept."""
 
     @lru_cache(maxsize=1)
     def from_row(number: int, row: int) -> LayerRun:
@@ -188,16 +188,16 @@ def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit], inp
         return decoder.layer(number, hidden, shared, edits, (k[:, :row], v[:, :row]) if row else None)
 
     made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
-    if any(edit.to == "mean" for edit in edits):  # over rows, so that all are needed
+    if any(edit.to == "mean" for edit in edits):  # a mean over rows needs all of them
         return made
     return replace(made, from_row=from_row, late=late)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Logits:
-    """The logits of every token of a run, (tokens, vocabulary), computed where they are asked for.
+    """The logits of every token of a run, (tokens, vocabulary), computed when they are read.
 
-    All of them at once would take more memory than the model where the text is long.
+    For a long text, all of them at once would take more memory than the model.
     """
 
     decoder: Decoder
@@ -225,14 +225,14 @@ class Logits:
 
 @contextmanager
 def watched(model: Any, wish: Wish) -> Iterator[Seen]:
-    """Inside, the layers of the model's one run are kept; the arguments are those of `ch.watch`, and it says the rest.
+    """Record the layers of the model's one run inside the block, as `ch.watch` describes.
 
     model   a `models.model.Model`
     """
     if wish.causes:
         raise RuleError(
-            "causes=True wants PyTorch's derivatives, and this decoder runs without PyTorch.",
-            "ch.explain(text, model) says what made the answer.",
+            "causes=True needs PyTorch's derivatives, and this decoder runs without PyTorch.",
+            "ch.explain(text, model) shows what made the answer.",
         )
     known = [name for number in range(model.config.layers) for name in choices(number, model.config.layers)]
     missing = [layer for layer in wish.layers or () if str(layer) not in known]
@@ -242,7 +242,7 @@ def watched(model: Any, wish: Wish) -> Iterator[Seen]:
 
     def ran(run: ForwardPass) -> None:
         if seen.parts:
-            raise RuleError("a second text is run: a block of ch.watch holds one.", "open another `with ch.watch(…)`.")
+            raise RuleError("a block of ch.watch records one text, not two.", "open another `with ch.watch(…)`.")
         decode = wish.tokenizer and wish.tokenizer.decode
         seen.tokens = [[decode([i]) if decode else model.tokenizer.text(i) for i in run.ids]]
         for number, layer in enumerate(run.layers):
@@ -255,7 +255,7 @@ def watched(model: Any, wish: Wish) -> Iterator[Seen]:
 
 @contextmanager
 def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
-    """Inside, the model's runs are edited; the arguments are those of `ch.change`, and it says what is raised."""
+    """Edit the model's runs inside the block, as `ch.change` describes."""
     count = model.config.layers
     check_layers(edits, [choices(each, count) for each in range(count)], model.name, f"layers are 0 to {count - 1}.")
     decode = model.tokenizer.decoded if tokenizer is None else tokenizer.decode
@@ -275,8 +275,8 @@ def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[Non
         raise RuleError(f"{idle[0]} never acted: {model.name} did not run inside the block.", "model.run(text)")
     if idle:
         raise RuleError(
-            f"{idle[0]} never acted: none of its queries came with a key that it sees.",
-            "where attention is causal, a query sees itself and what is before it.",
+            f"{idle[0]} never acted: none of its queries sees any of its keys.",
+            "in causal attention a query sees only itself and what comes before it.",
         )
 
 
@@ -299,9 +299,9 @@ def _layer(number: int, run: LayerRun, wish: Wish) -> Layer:
 
 
 def load(place: str | os.PathLike[str] | None = None, name: str = "") -> Model:
-    """A model from a GGUF file or a folder, or the one that ships with the package, which is loaded once.
+    """Load a model from a GGUF file or a folder, or, once, the one that ships with the package.
 
-    Raises FileError when a file is missing, malformed, or no decoder that runs here: the sentence says which and why.
+    Raises FileError for a file that is missing, malformed, or of a decoder that does not run here.
     """
     if place is None:
         return _shipped()
@@ -324,14 +324,14 @@ def _shipped() -> Model:
 
 
 def weights_of(place: Path, file: gguf.GGUF | None = None) -> tuple[Config, dict[str, Stored]]:
-    """The sizes of a decoder in a GGUF file or a folder, and its tensors, checked. Raises FileError."""
+    """Read and check a decoder's sizes and tensors in a GGUF file or a folder. Raises FileError."""
     if file is not None:
         config = gguf.config_of(file)
         return config, tensors.checked(place, gguf.stored(file, config), config)
     if not os.path.isdir(place):
         raise FileError(
             f"{place} is not a directory.",
-            "a model's folder holds config.json, model.safetensors, tokenizer.json; a model in one file ends in .gguf.",
+            "give a .gguf file, or the folder with config.json, model.safetensors and tokenizer.json.",
         )
     path = place / "config.json"
     folder.check_folder(place)
@@ -343,7 +343,7 @@ def weights_of(place: Path, file: gguf.GGUF | None = None) -> tuple[Config, dict
 
 
 def of_arrays(name: str, data: Mapping[str, Any], arrays: Mapping[str, Array]) -> Model:
-    """A decoder without a tokenizer, from a config.json's numbers and float32 arrays named as in safetensors."""
+    """Make a decoder without a tokenizer from a config.json's numbers and float32 arrays named as in safetensors."""
     config = folder.config_of(Path("config.json"), data)
     stored = tensors.renamed({key: ("F32", array) for key, array in arrays.items()}, config)
     return Model(name, Decoder(config, Weights(tensors.checked(name, stored, config))), cast("Tokenizer", None))

@@ -1,4 +1,4 @@
-"""What `explain` needs of a model, whoever runs it: its tokens, and every layer's attention in one forward pass."""
+"""Declares what `explain` needs of any model: its tokens, and every layer's attention in one forward pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from clearhead.core.rule_values import is_whole
 from clearhead.core.state import State
 from clearhead.errors import RuleError, expected
 
-Each = Callable[[range], Iterable[int]]  # iterates over numbers, such as a progress bar
-Slope = Callable[[Array], Array]  # of a number by the logits of some rows, (rows, vocabulary)
+Each = Callable[[range], Iterable[int]]  # wraps a loop over numbers, such as a progress bar
+Slope = Callable[[Array], Array]  # from logits (rows, vocabulary) to a function's derivative by them
 _NONE = np.empty((0, 0))
 
 
 class Token(NamedTuple):
-    """One token of a text: its id, its own text, where it stands in the text, and whether a chat's template put it."""
+    """One token: its id, its own text, its span in the whole text, and whether a chat's template wrote it."""
 
     id: int
     text: str
@@ -27,7 +27,7 @@ class Token(NamedTuple):
 
 
 def first_letter(token: Token, text: str) -> int:
-    """Where a token's first character stands that is no space; a word's token may begin with the space before it."""
+    """Return the place of a token's first character that is not a space; a word's token may begin with one."""
     inside = text[token.start : token.stop]
     return token.start + (len(inside) - len(inside.lstrip()) if inside.strip() else 0)
 
@@ -47,7 +47,7 @@ class LayerRun:
     output: Array  # (tokens, d_model), after W^O
     rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
     biases: frozenset[str] | None = frozenset(("b_q", "b_k", "b_v", "b_o"))  # None: projections have no known formula
-    through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
+    through: str = "{}"  # for the formulas: what is applied to projected queries and keys
     normalised: bool = False  # is x the output of a layer norm?
 
 
@@ -56,29 +56,29 @@ class ForwardPass:
     """The result of one text's pass through the model."""
 
     layers: Sequence[LayerRun]
-    logits: Any  # (tokens, vocabulary), an array or computed by row; None where the model says no next token
+    logits: Any  # (tokens, vocabulary), an array or computed by row; None if the model predicts no next token
     hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
     ids: Sequence[int] = ()  # of the tokens
-    past: Sequence[tuple[Array, Array]] = ()  # each layer's keys and values, where the decoder in NumPy ran
-    from_row: Callable[[int, int], LayerRun] | None = None  # of a long text, a layer from some row on
-    late: Callable[[int], Sequence[Array]] | None = None  # and the stream from a row on
+    past: Sequence[tuple[Array, Array]] = ()  # each layer's keys and values, if the decoder in NumPy ran
+    from_row: Callable[[int, int], LayerRun] | None = None  # for a long text: computes a layer from some row on
+    late: Callable[[int], Sequence[Array]] | None = None  # for a long text: computes the stream from some row on
 
     def attended(self, layer: int, row: int) -> tuple[LayerRun, int]:
-        """A layer's attention in some row, and that row's place there; of a long text the rows before are left out."""
+        """Return a layer's attention and the row's index in it; for a long text the rows before are left out."""
         return (self.layers[layer], row) if self.from_row is None else (self.from_row(layer, row), 0)
 
     def stream(self, row: int) -> Sequence[Array]:
-        """The residual stream of the rows from `row` on, before each layer and after the last."""
+        """Return the residual stream from `row` on, before each layer and after the last."""
         return [x[row:] for x in self.hidden] if self.late is None else self.late(row)
 
 
 class Variant(NamedTuple):
-    """What is other than in a run.
+    """How a changed run differs from its base run.
 
     gates    (tokens,) ln α of each key, or None
-    first    the first row that can be other than in the run
-    added    to heads' outputs from row `first` on: of each (layer, head), (rows, d_v)
-    ids      tokens in place of the text's, or one behind them, by position, none before row `first`
+    first    the first row that can differ from the base run
+    added    added to heads' outputs from row `first` on: (rows, d_v) for each (layer, head)
+    ids      tokens that replace the text's, or one that follows it, by position, none before row `first`
     """
 
     gates: Array | None = None
@@ -88,22 +88,22 @@ class Variant(NamedTuple):
 
     @property
     def layer(self) -> int:
-        """The first layer that can give anything else than in the run."""
+        """The first layer that can differ from the base run."""
         return min((layer for layer, _ in self.added), default=0)
 
 
 class Attended(NamedTuple):
     """Attention of the last tokens of a text: q (heads, rows, d_k), k and v (kv_heads, tokens, …).
 
-    rules      of all edges; where there are gates, of the edges to earlier keys
-    output     (heads, rows, d_v); state (heads, rows) each, both of all edges
+    rules      the rules of all edges; with gates, of the edges to earlier keys
+    output     (heads, rows, d_v), over all edges; so is state, (heads, rows) each
     gates      (tokens,) ln α of each key, or None
 
-    Of a derivative of a number, else empty:
+    Derivatives of a function of the logits, empty unless it was differentiated:
     g          (heads, rows, d_v): by `output`, before W^O
     by_gates   (heads, tokens): by the gates' ln α; zeros without gates
-    residual   (rows, d_model): by the residual stream before the layer; of layer 0 it is by the embeddings
-    beside     (tokens,): of layer 0, by the gates' ln α through what mixes tokens beside attention in any layer
+    residual   (rows, d_model): by the residual stream before the layer; in layer 0 by the embeddings
+    beside     (tokens,): in layer 0, by the gates' ln α through modules other than attention that mix tokens
     """
 
     q: Array
@@ -120,12 +120,12 @@ class Attended(NamedTuple):
 
 
 class LanguageModel(Protocol):
-    """A loaded model: `model.Model` runs in NumPy, `hub.HubModel` in PyTorch; their methods say what they do.
+    """A loaded model: `model.Model` runs in NumPy, `hub.HubModel` in PyTorch; their docstrings describe the methods.
 
-    Its tokenizer is a `tokenizer.Tokenizer`, its config a NamedTuple with layers, heads, d_model, vocabulary, and
-    whether a variant costs less than a run (`shares_runs`). Projections are W^Q … W^O and b^Q … b^O of one layer, none
-    where queries and keys are not x·W + b.
-    Each id that is generated is the likeliest after all before it; `each` iterates over layers or new tokens.
+    The tokenizer is a `tokenizer.Tokenizer`; the config is a NamedTuple with layers, heads, d_model, vocabulary, and
+    whether a variant costs less than a run (`shares_runs`). Projections are W^Q … W^O and b^Q … b^O of one layer, or
+    empty if queries and keys are not x·W + b.
+    `generate` takes the likeliest token each time; `each` iterates over layers or new tokens.
     """
 
     @property
@@ -154,7 +154,7 @@ class LanguageModel(Protocol):
 
 
 def ids_of(model: LanguageModel, given: Sequence[int] | str) -> list[int]:
-    """The ids of a text, or those that are given. Raises RuleError for anything else, or ids that the model lacks."""
+    """Return the ids of a text, or check given ids. Raises RuleError for anything else, or ids that the model lacks."""
     if isinstance(given, str):
         return [token.id for token in model.tokenizer.tokens(given)]
     most = model.config.vocabulary
@@ -166,24 +166,24 @@ def ids_of(model: LanguageModel, given: Sequence[int] | str) -> list[int]:
 
 
 def ids_in(*values: Any) -> frozenset[int]:
-    """The ids among these values, each of which may be one id, a list of them or nothing."""
+    """Collect the ids among these values; a value may be an id, a list of ids or None."""
     flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
     return frozenset(one for one in flat if is_whole(one) and one >= 0)
 
 
 def layer_numbers(model: LanguageModel) -> Sequence[int]:
-    """The number that each of the layers that attend has among all of the model's layers."""
+    """Return the numbers, among all layers of the model, of the layers that attend."""
     return getattr(model, "numbers", None) or range(model.config.layers)
 
 
 def in_short(model: LanguageModel) -> str:
-    """A model's repr."""
+    """Return a model's repr."""
     config = model.config
     return f"Model({model.name}: {config.layers} layers, {config.heads} heads, d_model {config.d_model})"
 
 
 def probabilities(logits: Array) -> Array:
-    """softmax(logits) in float64."""
+    """Return softmax(logits) in float64."""
     exact = logits.astype(np.float64)
     shares = np.exp(exact - exact.max())
     return np.asarray(shares / shares.sum())
@@ -199,12 +199,12 @@ class Choice(NamedTuple):
 
 
 def choices(model: LanguageModel, logits: Array, tokens: Sequence[int]) -> list[Choice]:
-    """Some tokens with their probabilities among all next ones."""
+    """Return some tokens with their probabilities and logits as next tokens."""
     shares = probabilities(logits)
     return [Choice(i, model.tokenizer.text(i), float(shares[i]), float(logits[i])) for i in tokens]
 
 
 def next_tokens(model: LanguageModel, logits: Array, count: int) -> list[Choice]:
-    """The likeliest tokens, without sorting the whole vocabulary."""
+    """Return the likeliest tokens, the likeliest first, without sorting the whole vocabulary."""
     some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
     return choices(model, logits, some[np.argsort(-logits[some], kind="stable")].tolist())

@@ -1,7 +1,7 @@
-"""Which tensors a decoder has, by GGUF's names, of those that a file holds.
+"""Turns a file's tensors into those of a decoder, under GGUF's names.
 
-Rows are put in the order that the decoder takes, fused projections are cut, experts are taken apart; missing, strange
-and surplus tensors are refused.
+It puts rows in the decoder's order, splits fused projections and experts, and refuses missing, misshapen and surplus
+tensors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ from clearhead.errors import FileError
 from clearhead.models.families import FAMILIES, Config, NotInNumPyError
 from clearhead.models.weights import Stored
 
-_OPTIONAL, _SPARE = "?", "~"  # before a name: the model may lack it, or this layer of it
+_OPTIONAL, _SPARE = "?", "~"  # before a name: the model, or this layer of it, may lack the tensor
 
 
 def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str, Stored]:
-    """Arrays of a decoder, each with the name of its dtype, as tensors under GGUF's names.
+    """Rename arrays, each given with the name of its dtype, to GGUF's names.
 
-    A tensor that the family has not keeps its own name, so that it is refused later.
+    A tensor that the family does not have keeps its name, and is refused later.
     """
     family, result = FAMILIES[config.family], {}
     names = family.names
@@ -37,7 +37,7 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str
         if (array.ndim == 3 and kind != "U8") or (family.transposed and array.ndim == 2 and name.startswith("blk.")):
             array = array.swapaxes(-1, -2)
         if name in result:
-            raise FileError(f"the weights have `{name}` twice, once as `{key}`.")
+            raise FileError(f"the weights have `{name}` twice, the second time as `{key}`.")
         tensor = Stored(kind, array.shape, array)
         if family.less_one and "norm" in name:
             tensor = Stored("F32", array.shape, tensor.rows() + 1)
@@ -46,14 +46,14 @@ def renamed(arrays: Mapping[str, tuple[str, Array]], config: Config) -> dict[str
 
 
 def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str, Stored]:
-    """The tensors, of which W^Q, W^K and fused ones have their rows in the order in which this decoder takes them."""
+    """Put the rows of W^Q, W^K and fused projections in the order that this decoder expects."""
     family, result, d_k = FAMILIES[config.family], dict(tensors), config.sizes[0].d_k
     rope = next(filter(None, config.ropes), None)
     for name, tensor in tensors.items():
         part, rows = name.rpartition(".")[0].rpartition(".")[2], np.arange(prod(tensor.shape[:1]))
         turns = {"attn_q": config.heads, "attn_k": config.kv_heads, "attn_qkv": config.heads + config.kv_heads}
         turning = turns.get(part, 0)
-        values = config.kv_heads * d_k if part == "attn_qkv" else 0  # behind the heads that turn
+        values = config.kv_heads * d_k if part == "attn_qkv" else 0  # values, which do not turn, come last
         if part == "attn_qkv" and family.by_head and form == "folder" and len(rows) % (config.kv_heads * d_k) == 0:
             each = rows.reshape(config.kv_heads, -1, d_k)
             order = np.concatenate([each[:, :-2].ravel(), each[:, -2].ravel(), each[:, -1].ravel()])
@@ -68,27 +68,27 @@ def in_order(tensors: dict[str, Stored], config: Config, form: str) -> dict[str,
 
 
 def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The model's tensors, fused ones cut. Raises FileError where they are not those of such a decoder.
+    """Split fused tensors, and check that the decoder has exactly these tensors. Raises FileError if not.
 
-    A tensor that the computation would not use is refused too: leaving out a bias would change every answer silently.
+    A tensor that the computation would not use is refused: leaving out a bias would change every answer silently.
     """
-    whole, belong = _cut(tensors, config), "do its sizes and the weights belong together?"
-    parts = {name.split(".", 2)[-1] for name in whole}  # of any layer: what one layer has, each has
+    whole, belong = _cut(tensors, config), "are the sizes and the weights of the same model?"
+    parts = {name.split(".", 2)[-1] for name in whole}  # of any layer: what one layer has, every layer has
     known, misshapen = dict[str, Stored](), ""
     for wanted, shapes in expected(config):  # one by one: sizes that are wrong fail at the first missing tensor
         name = wanted.lstrip(_OPTIONAL + _SPARE)
         if name in whole:
             known[name] = whole[name]
             if whole[name].shape not in shapes:
-                misshapen = misshapen or f"`{name}` has shape {whole[name].shape}, but the sizes make it {shapes[0]}."
+                misshapen = misshapen or f"`{name}` has shape {whole[name].shape}, but its sizes ask for {shapes[0]}."
         elif name == wanted or (wanted.startswith("?blk.") and name.split(".", 2)[-1] in parts):
-            what = f"the weights lack what GGUF calls `{name}`, which a decoder of family {config.family} has."
+            what = f"the weights lack `{name}` (its name in GGUF), which a decoder of family {config.family} has."
             raise FileError(f"{path}: {misshapen or what}", belong)
     surplus = sorted(whole.keys() - known.keys())
     if surplus:
         raise NotInNumPyError(
             f"{path}: a decoder of family {config.family} has no `{surplus[0]}` ({len(surplus)} such tensors in all).",
-            "leaving it out would change the answers; Transformers may run it.",
+            "answers would be wrong without it; Transformers may run the model's folder.",
         )
     if misshapen:
         raise FileError(f"{path}: {misshapen}", belong)
@@ -96,7 +96,7 @@ def checked(path: object, tensors: dict[str, Stored], config: Config) -> dict[st
 
 
 def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """The name and the allowed shapes of each tensor; those that may be missing begin with ?."""
+    """Yield each tensor's name and allowed shapes; names begin with ? or ~ if the tensor may be missing."""
     d, given = config.d_model, config.d_input
     yield "token_embd.weight", ((config.vocabulary, d),)
     if FAMILIES[config.family].learned is not None:
@@ -113,7 +113,7 @@ def expected(config: Config) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]
         yield "per_layer_token_embd.weight", ((config.vocabulary, config.layers * given),)
     for layer, size in enumerate(config.sizes):
         name, queries, keys = f"blk.{layer}.", config.heads * size.d_k, size.kv_heads * size.d_k
-        spare = () if size.source == layer else ("attn_k", "attn_v", "attn_k_norm")  # some files have them, to no end
+        spare = () if size.source == layer else ("attn_k", "attn_v", "attn_k_norm")  # some files have them, unused
         widths = {"attn_q_norm": (size.d_k, queries), "attn_k_norm": (size.d_k, keys), "attn_sinks": (config.heads,)}
         for part in (*FAMILIES[config.family].vectors, *(["post_norm"] if given else [])):
             yield from _vector(_SPARE * (part in spare) + name + part, *widths.get(part, (d,)))
@@ -141,7 +141,7 @@ def _vector(name: str, *widths: int) -> Iterator[tuple[str, tuple[tuple[int, ...
 
 
 def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """The tensors with fused projections as their parts: q, k, v, and an MLP's gate and what it gates."""
+    """Split fused projections into q, k, v, and into an MLP's gate and up."""
     result: dict[str, Stored] = {}
     for name, tensor in _of_experts(tensors).items():
         layer, _, rest = name.removeprefix("blk.").partition(".")
@@ -156,7 +156,7 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
             widths, result[name] = {}, tensor
         for each, width in widths.items():
             if f"blk.{layer}.{each}.{kind}" in tensors and each != part:
-                raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, once in `{name}`.")
+                raise FileError(f"the weights have `blk.{layer}.{each}.{kind}` twice, the second time in `{name}`.")
             result[f"blk.{layer}.{each}.{kind}"] = tensor.part(start, start + width)
             start += width
     for name in list(result) if FAMILIES[config.family].parallel else ():  # the MLP may read through attention's norm
@@ -166,7 +166,7 @@ def _cut(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
 
 
 def _of_layers(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
-    """What a file does not have, or once: norms that are all 1, and keys' projections that make values too."""
+    """Add what files leave out: norms that are all 1, and value projections that are the keys'."""
     result: dict[str, Stored] = {}
     for layer, size in enumerate(config.sizes):
         name = f"blk.{layer}."
@@ -179,7 +179,7 @@ def _of_layers(tensors: dict[str, Stored], config: Config) -> dict[str, Stored]:
 
 
 def _of_experts(tensors: dict[str, Stored]) -> dict[str, Stored]:
-    """The tensors, those of all experts as one for each of them, with their gate apart from what it gates."""
+    """Split tensors of all experts into one per expert, and fused gate and up into two."""
     result: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         stem, _, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""A model's tokenizer: texts and chats as tokens, tokens as text. One for decoders in NumPy and for Transformers'."""
+"""A model's tokenizer turns texts and chats into tokens, and tokens into text, whether NumPy or PyTorch runs it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
 
 
 class Reading(NamedTuple):
-    """What a model is given: a text or a chat's, its tokens, and where the contents of a chat's messages stand.
+    """What a model reads: a text, its tokens, and for a chat where each message's content stands.
 
-    turns   of each message, (0, 0) for one that the template leaves out
+    turns   each message's span, (0, 0) if the template leaves it out
     dated   does the chat's template write today's date?
     """
 
@@ -30,13 +30,13 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tokenizer:
-    """What cuts a model's texts: a tokenizer of the library `tokenizers`, and what the model's files say of it.
+    """Splits a model's texts into tokens: a tokenizer of the library `tokenizers`, and facts from the model's files.
 
-    name         the model's, for errors
+    name         the model's name, for errors
     encoder      a tokenizers.Tokenizer
-    positions    how many tokens the model takes; None: any number
-    vocabulary   how many tokens the model has
-    template     of chats, in Jinja; None: the model has none
+    positions    how many tokens a text may have; None: any number
+    vocabulary   how many different tokens the model knows
+    template     the chat template, in Jinja; None: the model has none
     words        the special tokens that a template may write, by their names there, such as bos_token
     ends         the ids of the tokens that end a reply
     """
@@ -50,19 +50,19 @@ class Tokenizer:
     ends: frozenset[int] = frozenset()
 
     def tokens(self, text: str) -> list[Token]:
-        """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        """Split `text` into tokens. Raises ShapeError if it is empty or longer than the model's positions."""
         check_unicode("text", text)
         return self._tokens(self.encoder.encode(text), text)
 
     def chat(self, messages: Any) -> Reading:
-        """The text that the model is given for messages, and its tokens; those of the template are marked.
+        """Return the text that the model reads for messages, and its tokens; tokens of the template are marked.
 
-        messages   a list of {"role": "system", "user" or "assistant", "content": a text}
-        Raises RuleError for a model without a template and for what is no message, FileError for a broken template.
+        messages   a list of {"role": "system", "user" or "assistant", "content": a string}
+        Raises RuleError for a model without a template or malformed messages, FileError for a broken template.
         """
         read = read_messages(messages)
         if self.template is None:
-            raise RuleError(f"{self.name} has no chat template.", "give it a text.")
+            raise RuleError(f"{self.name} has no chat template.", "give it a plain text, or use a chat model.")
         for message in read:
             check_unicode("text", message["content"])
         text, turns, dated = rendered(self.template, read, self.name, self.words)
@@ -72,17 +72,17 @@ class Tokenizer:
         return Reading(text, marked if any(inside) else tokens, turns, dated)
 
     def fits(self, tokens: int, reply: int = 0) -> None:
-        """Raise ShapeError for more tokens, with those of a reply, than the model has positions."""
+        """Raise ShapeError if tokens and reply together exceed the model's positions."""
         if self.positions is not None and tokens + reply > self.positions:
-            more = f", and {reply} are asked for behind it," if reply else ""
+            more = f" and the reply {reply}" if reply else ""
             raise ShapeError(
-                f"the text has {tokens} tokens{more} but the model has {self.positions} positions.",
-                "take a part of it, or with --model one with more positions: "
+                f"the text has {tokens} tokens{more}, but the model has {self.positions} positions.",
+                "shorten the text, or choose a model with more positions: "
                 "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
             )
 
     def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩, and no word as ⟨id 97⟩."""
+        """Return a token's text; bytes of a split character in hexadecimal, ⟨e7⟩; an id without a word as ⟨id 97⟩."""
         spelling = self.encoder.id_to_token(token)
         if spelling is None:  # embeddings may have more rows than there are words
             return f"⟨id {token}⟩"
@@ -92,19 +92,19 @@ class Tokenizer:
         return decoded if decoded and "\ufffd" not in decoded else hexadecimal(str(spelling))
 
     def continuation(self, text: str) -> list[int]:
-        """The ids of a text that follows another, without special tokens."""
+        """Return the ids of a text that continues another, without special tokens."""
         ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
         return ids
 
     def decoded(self, ids: list[int]) -> str:
-        """The text of tokens that follow one another, without special ones."""
+        """Return the text of consecutive tokens, without special tokens."""
         return str(self.encoder.decode(ids))
 
     @property
     def neutral(self) -> int:
-        """The token that says least at the start of a text: its beginning, a border of documents, or a new line.
+        """The token that means least at the start of a text: beginning of text, end of document, or a new line.
 
-        A token that the chat template writes begins messages and no text.
+        A token that the chat template writes is left out: it begins messages, not texts.
         """
         words = (self.words.get("bos_token"), *_BORDERS)
         borders = (self.encoder.token_to_id(word) for word in words if word and word not in (self.template or ""))
@@ -117,7 +117,7 @@ class Tokenizer:
                 "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
             )
         if (top := max(encoded.ids)) >= self.vocabulary:
-            raise FileError(f"the tokenizer gives id {top} but the model's vocabulary has {self.vocabulary} tokens.")
+            raise FileError(f"the tokenizer gives id {top}, but the model's vocabulary has {self.vocabulary} tokens.")
         self.fits(len(encoded.ids))
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
@@ -133,7 +133,7 @@ def check_unicode(name: str, text: str) -> None:
 
 
 def hexadecimal(spelling: str) -> str:
-    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
+    """Write a byte-level vocabulary's spelling of bytes in hexadecimal; return any other spelling unchanged.
 
     >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
     ('⟨20 e7⟩', '<0xE7>')

@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file carries, as one of the library `tokenizers`: byte-level BPE, or SentencePiece's BPE.
+"""Builds a GGUF file's tokenizer with the library `tokenizers`: byte-level BPE, or SentencePiece's BPE.
 
-The file names the expression that cuts a text before its pairs are merged (`tokenizer.ggml.pre`), and does not say what
-it is; the table here is that of llama.cpp (llama-vocab.cpp) in the form in which Hugging Face's tokenizers have it.
+The file names the expression that splits a text before pairs are merged (`tokenizer.ggml.pre`), but does not give it.
+The table here is llama.cpp's (llama-vocab.cpp), in the form of Hugging Face's tokenizers.
 """
 
 import warnings
@@ -21,12 +21,12 @@ _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-# How a text is cut before its bytes are merged, by tokenizer.ggml.pre: the expressions that cut it one after the other,
-# each match a piece (none: GPT-2's, which the library has), and what else is done with it:
-# digits    every digit is alone
+# How a text is split before its bytes are merged, by tokenizer.ggml.pre: expressions that split it one after the other,
+# each match a piece (none: GPT-2's, which the library has), and further settings:
+# digits    every digit is a piece
 # composed  characters are composed first (NFC)
-# words     a piece that is in the vocabulary is not merged from its parts
-# begins    a text begins with the beginning token where the file does not say
+# words     a piece that is in the vocabulary is one token, without merging
+# begins    a text begins with the beginning token, unless the file says otherwise
 _DIGITS = (), {"digits"}
 _LLAMA3 = (rf"{_SHORT}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), {"words", "begins"}
 _DBRX = _LLAMA3[0], set[str]()
@@ -36,7 +36,7 @@ _SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S
 _DEEPSEEK3 = r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", rf"{_SIGNS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CUTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "default": ((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), set()),  # llama.cpp's, of no model
+    "default": ((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), set()),  # llama.cpp's default
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mellum", "exaone4", "trillion", "mpt"), ((), set())),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), ((r" ?[^(\s|.,!?…。，、।۔،)]+",), set())),
     "olmo": ((), {"composed"}),
@@ -67,25 +67,25 @@ _KINDS = ("gpt2", "llama", "gemma4")  # byte-level BPE, and SentencePiece's with
 
 
 def check(file: GGUF, vocabulary: int) -> list[str]:
-    """The words of the file's tokenizer. Raises FileError where they are damaged or of a kind that is not known."""
+    """Check the file's tokenizer and return its words. Raises FileError for a damaged or unknown tokenizer."""
     data = file.metadata
     kind, words, cut = (data.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens", "pre"))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(words) != vocabulary:
         count = len(words) if isinstance(words, list) else 0
         raise damaged(file.path, f"its tokenizer has {count} words, and its embeddings {vocabulary}.")
     if kind not in _KINDS:
-        raise FileError(f"{file.path}: a tokenizer of kind {kind!r} is not known here.", f"{', '.join(_KINDS)} are.")
+        raise FileError(f"{file.path}: tokenizer kind {kind!r} is not supported.", f"supported: {', '.join(_KINDS)}.")
     wanted = "scores" if kind == "llama" else "merges"
     if not isinstance(data.get(f"tokenizer.ggml.{wanted}"), list):
-        raise FileError(f"{file.path} does not say tokenizer.ggml.{wanted}, by which its tokenizer merges words.")
+        raise FileError(f"{file.path} has no tokenizer.ggml.{wanted}, which its tokenizer needs to merge words.")
     if kind == "gpt2" and cut is not None and (not isinstance(cut, str) or cut not in CUTS):
-        what = f"{file.path}: its tokenizer cuts texts as {cut!r} does, which is not known here."
-        raise FileError(what, f"{', '.join(CUTS)} are.")
+        what = f"{file.path}: its tokenizer splits texts as {cut!r} does, which is not supported."
+        raise FileError(what, f"supported: {', '.join(CUTS)}.")
     return words
 
 
 def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
-    """The file's tokenizer. Raises FileError where it is missing, damaged, or of a kind that is not known here."""
+    """Build the file's tokenizer. Raises FileError if it is missing, damaged or of an unknown kind."""
     words, data = check(file, vocabulary), file.metadata
     make = _byte_level if data["tokenizer.ggml.model"] == "gpt2" else _sentencepiece
     types = data.get("tokenizer.ggml.token_type")
@@ -95,20 +95,20 @@ def tokenizer_of(file: GGUF, vocabulary: int) -> Any:
         _add_special(file, tokenizer, words, types, begins=data.get("tokenizer.ggml.add_bos_token", begins))
     except FileError:
         raise
-    except Exception as error:  # of a list that is missing, or bare from the library for what does not fit together
+    except Exception as error:  # a list is missing, or the library raises bare Exception because lists do not fit
         raise FileError(f"{file.path}: the tokenizer cannot be read: {one_line(error)}.") from None
     return tokenizer
 
 
 def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
-    """Byte-level BPE, as GPT-2 has it."""
+    """Build byte-level BPE, as GPT-2 has it."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     name = file.metadata.get("tokenizer.ggml.pre", "default")
     if name == "default":
         warnings.warn(
-            f"{file.path} does not say how its tokenizer cuts texts (tokenizer.ggml.pre), so they are cut as llama.cpp "
-            "does then, and answers may be worse than the model's: take a newer file of it, or its folder.",
+            f"{file.path} does not say how its tokenizer splits texts (tokenizer.ggml.pre). llama.cpp's default splits "
+            "them, so answers may be worse than the model's: use a newer file of the model, or its folder.",
             stacklevel=2,
         )
     expressions, also = CUTS[name]
@@ -126,7 +126,7 @@ def _byte_level(file: GGUF, words: list[str], _: list[int]) -> tuple[Any, bool]:
 
 
 def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any, bool]:
-    """SentencePiece's BPE with bytes for what is not in the vocabulary; its merges follow from the words' scores."""
+    """Build SentencePiece's BPE, with bytes for unknown characters; the words' scores give the merges."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -148,7 +148,7 @@ def _sentencepiece(file: GGUF, words: list[str], types: list[int]) -> tuple[Any,
 def _merges(
     vocabulary: dict[str, int], words: list[str], types: list[int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Every pair of words whose text together is a word, the one that makes the word of the highest score first."""
+    """List the pairs of words that join into a word, pairs that make the word with the highest score first."""
     pairs = []
     for word, kind, score in zip(words, types, scores, strict=True):
         if kind in (_CONTROL, _BYTE, _UNKNOWN):
@@ -161,16 +161,16 @@ def _merges(
 
 
 def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int], *, begins: bool) -> None:
-    """Control tokens and words that users added are found before a text is cut; some begin or end every text."""
+    """Add control tokens and user-defined words, which match before a text is split; some begin or end every text."""
     from tokenizers import AddedToken, processors
 
     added, named = file.metadata.get("tokenizer.ggml.added_tokens", ()), str(file.metadata.get("general.name")).lower()
     if unknown := [word for word in added if word not in tokenizer.get_vocab()]:
-        raise FileError(f"{file.path}: its token {unknown[0]!r} was added, and what id it has is not known here.")
+        raise FileError(f"{file.path}: it adds the token {unknown[0]!r}, but does not say its id.")
     ends, stripping = ends_of(file), "phi-3" in named or "phi3" in named  # as llama.cpp: the file does not say it
     users, controls = list[Any](), list[Any]()
     for number, (word, kind) in enumerate(zip(words, types, strict=True)):
-        strips = stripping and word not in ("<unk>", "<s>", "<|endoftext|>")  # what follows loses its spaces
+        strips = stripping and word not in ("<unk>", "<s>", "<|endoftext|>")  # strips the spaces that follow
         if word and (kind in (_CONTROL, _UNKNOWN) or number in ends):
             controls.append(AddedToken(word, normalized=False, special=True, rstrip=strips))
         elif word and (kind == _USER or word in added):
@@ -187,13 +187,13 @@ def _add_special(file: GGUF, tokenizer: Any, words: list[str], types: list[int],
 
 
 def special(file: GGUF, kind: str) -> str:
-    """The text of a special token, such as "bos" or "eos"; "" where the file has none."""
+    """Return the text of a special token, such as "bos" or "eos"; "" if the file has none."""
     number, words = file.metadata.get(f"tokenizer.ggml.{kind}_token_id"), file.metadata["tokenizer.ggml.tokens"]
     return words[number] if isinstance(number, int) and 0 <= number < len(words) else ""
 
 
 def chat_of(file: GGUF) -> tuple[str | None, dict[str, str], frozenset[int]]:
-    """A file's chat template or None, the special tokens that it may write, and the ids that end a reply."""
+    """Return a file's chat template or None, the special tokens that it may write, and the ids that end a reply."""
     template = file.metadata.get("tokenizer.chat_template")
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
     words = {f"{name}_token": word for name, kind in names.items() if (word := special(file, kind))}
@@ -201,7 +201,7 @@ def chat_of(file: GGUF) -> tuple[str | None, dict[str, str], frozenset[int]]:
 
 
 def ends_of(file: GGUF) -> frozenset[int]:
-    """The ids of the tokens that end a reply: those that the file names, and words that llama.cpp takes for such."""
+    """Return the ids that end a reply: those that the file names, and those of words that end one in llama.cpp."""
     data, words = file.metadata, file.metadata["tokenizer.ggml.tokens"]
     known = set(_ENDS) - ({"<|end|>"} if {"<|return|>", "<|call|>"} <= set(words) else set())  # gpt-oss ends otherwise
     named = [

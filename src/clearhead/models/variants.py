@@ -1,15 +1,15 @@
-"""Variants of a run: gates on keys, other outputs of heads; derivatives of a number through all layers.
+"""Runs variants of a run, with gates on keys or changed heads, and differentiates through all layers.
 
-A gate multiplies every weight on a key, but that of the key's own query, by α before its row is normalised. A gated row
-is the exact merge of two parts: the keys before the query, ln α added to their logits, and the query's own key. With
-α = 1 it is attention as it is; with α = 0 no later token may see the key, and its position stays.
+A gate multiplies every weight on a key by α before its row is normalised, except in the key's own row. A gated row is
+the exact merge of two parts: the keys before the query, with ln α added to their logits, and the query's own key. With
+α = 1 attention is unchanged; with α = 0 no later token sees the key, but positions stay as they are.
 
-Variants run as a batch from the first row that changes: a layer's weights are read once for all of them, and what comes
-before that row is the run's own.
+Variants run as a batch from the first row that changes: each layer's weights are read once for all of them, and rows
+before that one are taken from the base run.
 
-With y a number of the logits, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and g_i = ∂y/∂o_i, the
-effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. Attention's own derivative comes from an
-engine, so that the memory of a layer is O(tokens); what else a layer computed is computed again on the way back.
+With y a function of the logits, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and g_i = ∂y/∂o_i, the
+effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. An engine differentiates attention, so a
+layer takes O(tokens) memory; the rest of a layer is computed again on the way back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
-Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the number of their layer
+Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the layer that computed them
 _KNOWN = {
     "alibi_slopes", "causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window",
 }  # fmt: skip
@@ -40,13 +40,13 @@ _FEW = 32  # rows of variants whose attention is one call
 
 
 class _Rows(NamedTuple):
-    """The rows of a variant among those that are run with it.
+    """The rows of one variant in a batch of variants.
 
     places   (keys,) the positions of its tokens
-    keys     (keys,) where the keys of these lie: among the run's, then among those that are computed
-    own      (rows,) the last of these positions, whose rows are computed for it; it shares the others
+    keys     (keys,) the indices of their keys in the base run's keys followed by the batch's
+    own      (rows,) the last of these positions: rows that are computed for it; the others are shared
     inputs   (rows, layers, d_input) of these rows
-    code     as `_code` makes it
+    code     from `_code`
     """
 
     variant: Variant
@@ -58,10 +58,10 @@ class _Rows(NamedTuple):
 
 
 def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
-    """The output and the rows' states of causal attention, gated where there are gates; arrays or tensors.
+    """Compute causal attention and its rows' states, with gates if given; on arrays or tensors.
 
-    q (…, heads, rows, d_k) are the last of the tokens of k and v. Raises RuleError for gates where attention is not
-    causal, or where a rule says more of an edge than its queries and keys.
+    q (…, heads, rows, d_k) are the last tokens of k and v. Raises RuleError for gates on attention that is not causal,
+    or that has other rules than those in `_KNOWN`.
     """
     if gates is None:
         seen = AttentionMatrix(q, k, **rules).observe(v, logsumexp=True)
@@ -69,7 +69,7 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     other = sorted(name for name, value in rules.items() if value is not None and name not in _KNOWN)
     if not rules.get("causal") or other:
         why = f"this attention has {other[0]}" if other else "this attention is not causal"
-        raise RuleError(f"parts of a text are hidden from all later tokens, and {why}.")
+        raise RuleError(f"explain hides parts of the text from all later tokens, but {why}.")
     earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
     sinks = earlier.pop("sinks", None)
     if rules.get("window") is not None:
@@ -88,12 +88,12 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
 
 
 def _of_queries(x: Any, q: Any) -> Any:
-    """Each query's own key or value, (…, heads, rows, d), of (…, kv_heads, tokens, d)."""
+    """Take each query's own key or value, (…, heads, rows, d), from (…, kv_heads, tokens, d)."""
     return x[..., np.arange(q.shape[-3]) // (q.shape[-3] // x.shape[-3]), -q.shape[-2] :, :]
 
 
 def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
-    """The logits of the queries' own keys, (…, heads, rows), and their slope by q·k."""
+    """Return the logits of the queries' own keys, (…, heads, rows), and their derivative by q·k."""
     xp, scale = namespace(q), rules.get("scale")
     numbers = np.reshape(q.shape[-1] ** -0.5 if scale is None else np.asarray(scale), (-1, 1))
     slope = numbers_like(numbers, q)
@@ -102,27 +102,27 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     if cap is not None:
         capped = xp.tanh(logits / cap)
         logits, slope = cap * capped, slope * (1 - capped * capped)
-    if (alibi := rules.get("alibi_slopes")) is not None:  # with one position less, all distances before are one less
+    if (alibi := rules.get("alibi_slopes")) is not None:  # query_offset is one less above, so every distance is too
         logits = logits + numbers_like(alibi, q)[:, None]
     return logits, slope
 
 
 def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
-    """A layer's attention with gates on its keys, or none; q is (…, heads, rows, d_k)."""
+    """Compute a layer's attention, with gates on its keys if given; q is (…, heads, rows, d_k)."""
     return attended(q, k, v, _rules(decoder, number, q.shape[-2], k.shape[-2]), gates)
 
 
 def _rules(decoder: Decoder, number: int, queries: int, keys: int) -> dict[str, Any]:
-    """The rules of a layer's scores, for so many queries that are the last of the keys."""
+    """Return a layer's score rules for queries that are the last tokens of the keys."""
     return decoder.rules(number) | ({"query_offset": keys - queries} if queries < keys else {})
 
 
 def hidden_of(
     decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], rows: range, each: Each = iter
 ) -> Sequence[Array]:
-    """The residual stream of each variant before each layer and after the last, (variants, tokens, d_model) each.
+    """Compute each variant's residual stream before each layer and after the last, (variants, tokens, d_model) each.
 
-    After the last layer it is that of the text's rows from rows.start on alone.
+    After the last layer it has only the rows from rows.start on.
     """
     tokens, layers = np.arange(len(ids)), decoder.config.layers
     inputs, shared = decoder.inputs(ids), Read()
@@ -139,10 +139,10 @@ def hidden_of(
 def again(
     decoder: Decoder, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter
 ) -> Iterator[Array]:
-    """The residual stream of some rows after the last layer in each variant, (rows, d_model); in order.
+    """Yield each variant's residual stream of some rows after the last layer, (rows, d_model), in order.
 
-    run   what they are variants of: the rows before their first are its own, with its keys and values
-    each  iterates over the layers of as many variants as are run at once
+    run   the base run: a variant shares its rows, keys and values before the variant's first row
+    each  iterates over the layers, once for every batch of variants
     """
     codes = [_code(variant, rows.stop) for variant in variants]
     order = sorted(range(len(variants)), key=lambda place: (variants[place].layer, codes[place]))
@@ -162,7 +162,7 @@ def again(
 
 
 def _code(variant: Variant, tokens: int) -> bytes:
-    """The gates and tokens of a variant as bytes: those with the longest beginning in common are sorted together."""
+    """Encode a variant's gates and tokens as bytes, so that sorting puts variants with a common beginning together."""
     code = np.zeros((tokens, 2), ">f8")  # the bytes of numbers from 0 on have the order of the numbers
     if variant.gates is not None:
         code[:, 0] = np.abs(variant.gates[:tokens])
@@ -174,10 +174,10 @@ def _code(variant: Variant, tokens: int) -> bytes:
 def _rows_of(
     decoder: Decoder, run: ForwardPass, variant: Variant, code: bytes, last: list[_Rows], rows: range, count: int
 ) -> _Rows:
-    """The rows of a variant, behind `count` other ones; it shares those before which it is as the last variant.
+    """Plan a variant's rows after `count` others; rows in which it equals the last variant are shared.
 
-    A token before `rows` whose key no later one sees changes nothing, and is left out. Windows, ALiBi and what is added
-    name positions, so that there all are run.
+    A token before `rows` whose key no later token sees changes nothing and is left out, except with windows, ALiBi or
+    added outputs, which count positions.
     """
     places = np.arange(rows.stop)
     if variant.gates is not None and not (variant.added or decoder.config.slopes or any(decoder.config.windows)):
@@ -197,14 +197,14 @@ def _rows_of(
 
 
 def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: range, each: Each) -> list[Array]:
-    """`again` for variants in the order of their first layers, all at once."""
+    """Run variants in the order of their first layers as one batch, for `again`."""
     hidden, count, layers = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0, decoder.config.layers
     start = min(len(run.ids) - 1, *(one.variant.first for one in seen))
     before, shared = run.stream(start) if seen[-1].variant.layer else [run.hidden[0][start:]], Read()
     for number in each(range(seen[0].variant.layer, layers)):
         here, parts = sum(one.variant.layer <= number for one in seen), [hidden]
-        for one in seen[count:here]:  # which begin with the run's stream, but of tokens that were replaced
-            entering = before[number].take(one.own - start, axis=0, mode="clip")  # or of one behind them
+        for one in seen[count:here]:  # they begin with the base run's stream, except replaced tokens
+            entering = before[number].take(one.own - start, axis=0, mode="clip")  # or a token after the text
             for place, token in one.variant.ids.items():
                 entering[one.own == place] = decoder.embedded([token], place)
             parts.append(entering)
@@ -231,11 +231,11 @@ def _layer(
     past: Sequence[Array] | None,
     least: int,
 ) -> Array:
-    """The residual stream after a layer from that before it, (rows, d_model), each variant's own rows after each other.
+    """Run a layer on the residual stream, (rows, d_model), in which each variant's own rows follow each other.
 
-    shared  of layers that others read the keys and values of these rows, to which this layer's are added
-    past    the run's keys and values; None where none are used
-    least   the position of the first row that is computed: in the last layer of those whose logits are asked for
+    shared  these rows' keys and values in layers that others read, to which this layer's are added
+    past    the base run's keys and values, or None
+    least   the position of the first row to compute: in the last layer, the first whose logits are wanted
     """
     places = np.concatenate([one.own for one in seen])
     q, k, v = decoder.before(number, hidden, places, shared)[1:4]
@@ -246,10 +246,10 @@ def _layer(
     if least:
         q, hidden = q[:, places >= least], hidden[places >= least]
     heads, counts = np.empty(q.shape, q.dtype), np.array([np.count_nonzero(one.own >= least) for one in seen])
-    ends, batches = np.cumsum(counts), dict[int, list[int]]()  # variants of as many keys and few rows are a batch
+    ends, batches = np.cumsum(counts), dict[int, list[int]]()  # variants with as many keys and few rows share a call
     for place, (one, count) in enumerate(zip(seen, counts.tolist(), strict=True)):
         gates = None if one.variant.gates is None else one.variant.gates[one.places]
-        gated = gates is not None and bool(gates.any())  # else all that is hidden is left out
+        gated = gates is not None and bool(gates.any())  # if not, all hidden tokens were left out
         if count and not gated and count <= _FEW:
             batches.setdefault(len(one.keys), []).append(place)
         elif count:
@@ -258,10 +258,10 @@ def _layer(
             both = k[:, one.keys], v[:, one.keys]
             heads[:, rows] = attended(new, *both, rules, gates).output if gated else attention(new, *both, **rules)
     for size, members in batches.items():
-        step = max(1, _ROOM // (len(k) * k.shape[-1] * size))  # of which so many keys fit into the room
+        step = max(1, _ROOM // (len(k) * k.shape[-1] * size))  # variants whose keys fit into the room
         for some in (members[first : first + step] for first in range(0, len(members), step)):
             most, keys = counts[some].max(), np.stack([seen[place].keys for place in some])
-            batch = ends[some, None] + np.arange(-most, 0)  # of those with fewer rows, with others' before them
+            batch = ends[some, None] + np.arange(-most, 0)  # fewer rows: others' rows come before them
             own = np.arange(most) >= most - counts[some, None]
             parts = [x[:, which].swapaxes(0, 1) for x, which in ((q, np.maximum(batch, 0)), (k, keys), (v, keys))]
             made = attention(*parts, **_rules(decoder, number, most, size))
@@ -284,14 +284,14 @@ def through(
     past: Sequence[tuple[Array, Array]] = (),
     each: Each = iter,
 ) -> Iterator[tuple[int, int, Attended]]:
-    """Differentiate through all layers, the last first: a layer's number, a variant's place, its attention.
+    """Differentiate through all layers, the last first; yields a layer's number, a variant's place, its attention.
 
-    ids        of the tokens
+    ids        the tokens' ids
     hidden     the residual stream before each layer, (variants, tokens, d_model) each
-    by_last    (variants, rows, d_model), the derivative by that of the last rows after the last layer
-    past       each layer's keys and values of the tokens before, if `hidden` is of the last tokens alone
+    by_last    (variants, rows, d_model), the derivative by the last rows' stream after the last layer
+    past       each layer's keys and values of earlier tokens, if `hidden` has the last tokens only
     each       iterates over the layers
-    A layer is computed again from the residual stream, so that nothing of it is kept when the next one is asked for.
+    Each layer is computed again from the residual stream, and nothing of it is kept after that.
     """
     upstream, inputs = by_last, decoder.inputs(ids)
     by_inputs = np.zeros((len(by_last), *inputs.shape), inputs.dtype)
@@ -300,7 +300,7 @@ def through(
     for number in (decoder.config.layers - 1 - done for done in each(range(decoder.config.layers))):
         name = f"blk.{number}."
         before, first = hidden[number], past[number][0].shape[1] if past else 0
-        rows = slice(before.shape[-2] - upstream.shape[-2], None)  # in the last layer only those of the logits
+        rows = slice(before.shape[-2] - upstream.shape[-2], None)  # in the last layer only the rows whose logits count
         places = np.arange(first, first + before.shape[-2])
         source = sizes[number].source
         if source != number and source not in shared:
@@ -324,7 +324,7 @@ def through(
         g[:, :, rows] = split(by_heads, sizes[number].d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
         by = {part: np.stack([one[part][:, -x.shape[-2] :] for one, _ in results]) for part in "qkv"}
-        for part in "kv":  # of all layers that read them
+        for part in "kv":  # summed over all layers that read them
             by[part] = by[part] + by_shared.pop((source, part), 0.0)
             if source != number:
                 by_shared[source, part] = by[part]
@@ -342,9 +342,9 @@ def through(
 
 
 def edges(part: Attended, rows: range) -> Array:
-    """a_ij·(g_i·v_j − g_i·o_i) of the rows at some positions, (heads, rows, keys): the derivative by an edge's logit.
+    """Return a_ij·(g_i·v_j − g_i·o_i), the derivative by each edge's logit, for some rows, (heads, rows, keys).
 
-    Where there are gates, the edges on the rows' own keys have none, and are 0.
+    With gates, the edges on the rows' own keys, which have no gate, are 0.
     """
     before = part.k.shape[1] - part.q.shape[1]
     some = slice(rows.start - before, rows.stop - before)
@@ -353,7 +353,7 @@ def edges(part: Attended, rows: range) -> Array:
         rules["query_segments"] = rules["query_segments"][some]
     matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
     earlier = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
-    left = share(np, earlier, taken(part.state, slice(None), some))  # of the whole row, the own key included
+    left = share(np, earlier, taken(part.state, slice(None), some))  # the earlier keys' share of the whole row
     weights = np.asarray(matrix[:], np.float64) * left[..., None]
     by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
     along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
@@ -361,11 +361,11 @@ def edges(part: Attended, rows: range) -> Array:
 
 
 def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
-    """The derivatives by q, k and v from `g`, that by the output, and those by the gates' ln α, (heads, tokens).
+    """Return the derivatives by q, k and v, and by the gates' ln α, (heads, tokens), from `g`, that by the output.
 
-    The derivative by an edge's logit is a_ij·(g_i·v_j − g_i·o_i), whichever part of its row the edge is in. So each
-    part is differentiated with the output and the state of the whole row, as blocks of keys are in FlashAttention
-    (Dao et al. 2022, appendix B). Without gates, the gates' derivatives are 0.
+    An edge's logit has the derivative a_ij·(g_i·v_j − g_i·o_i) in whichever part of its row it is. So each part is
+    differentiated with the output and state of the whole row, like blocks of keys in FlashAttention (Dao et al. 2022,
+    appendix B). Without gates, the gates' derivatives are 0.
     """
     inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
     engine = engines.get(engines.choose(inputs.problem, what="gradients").engine)

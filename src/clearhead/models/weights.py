@@ -1,7 +1,7 @@
-"""A model's weights as they are stored, memory-mapped and packed, and products by them.
+"""Holds a model's weights as they are stored, memory-mapped and packed, and multiplies by them.
 
-The compiled kernel multiplies by them as they lie in the file. Where it cannot, NumPy multiplies by some rows at a time
-in float32, so that nothing is unpacked for longer than a product.
+The compiled kernel multiplies by the bytes in the file. For types that it lacks, NumPy unpacks some rows at a time to
+float32, so nothing stays unpacked after a product.
 
 Names are those of GGUF files: `token_embd.weight`, `blk.3.attn_q.weight`, … Linear weights are (d_out, d_in).
 """
@@ -24,14 +24,14 @@ _ROWS = 2**22  # numbers that NumPy unpacks at a time
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Stored:
-    """One tensor: its numbers, or the bytes of its blocks where it is packed.
+    """One tensor: its numbers, or the bytes of its packed blocks.
 
     kind         the dtype as safetensors writes it (F32, BF16, …), or GGUF's name of the packing (Q4_K, …)
     data         (rows, …) numbers, or (rows, bytes of a row) as uint8
-    order        which rows make the tensor, in this order; None: all as they are
-    scales       of data in gpt-oss's form of MXFP4, (rows, blocks, 16) bytes: each block's exponent and 127
-    mapped       the mapped file that holds it, where one does
-    turned       is the transpose of a matrix stored?
+    order        the stored rows that make the tensor, in its order; None: all as they are
+    scales       in gpt-oss's form of MXFP4, whose data is (rows, blocks, 16) bytes: each block's exponent plus 127
+    mapped       the mapped file that holds it, if any
+    turned       does the file store the transpose?
     multiplied   can the compiled kernel multiply by it?
     """
 
@@ -50,19 +50,19 @@ class Stored:
             base = base.base
         base = base.obj if isinstance(base, memoryview) else base
         object.__setattr__(self, "mapped", base if isinstance(base, mmap) else None)
-        turned = self.data.strides[-1:] != (self.data.itemsize,)  # a file that has (d_in, d_out) has its transpose
+        turned = self.data.strides[-1:] != (self.data.itemsize,)  # a file with (d_in, d_out) stores the transpose
         object.__setattr__(self, "turned", turned)
         packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
         packed = packed and self.data.ndim == 2 and self.data.strides[0 if turned else 1] == self.data.itemsize
         object.__setattr__(self, "multiplied", packed and not native.missing())
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
-        """These rows of the tensor in a dtype; a view of the file where it is that already."""
+        """Return rows of the tensor in a dtype; a view of the file if it has that dtype."""
         self._check_whole()
         if self.order is not None:
             chosen = self.order[chosen]
         part = self.data[chosen]
-        if self.scales is not None:  # two numbers of four bits in a byte, the first below
+        if self.scales is not None:  # two numbers of four bits in a byte, the first in the lower half
             signed = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
             fours = signed[np.stack([part & 15, part >> 4], axis=-1).reshape(*part.shape[:-1], 32)]
             numbers = np.ldexp(fours, self.scales[chosen].astype(np.int32)[..., None] - 127).reshape(len(part), -1)
@@ -70,19 +70,19 @@ class Stored:
             numbers = (part.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.kind in DTYPES:
             numbers = part
-        else:  # as one row: of many, gguf takes 16 at a time, which is slow
+        else:  # as one row: gguf unpacks many rows 16 at a time, which is slow
             quants, kinds = packings()
             row = quants.dequantize(np.ascontiguousarray(part).reshape(1, -1), kinds[self.kind])
             numbers = row.reshape(quants.quant_shape_from_byte_shape(part.shape, kinds[self.kind]))
         return np.require(numbers, dtype, "A")  # a file may store numbers at odd places
 
     def _check_whole(self) -> None:
-        """Raise FileError where the mapped file became shorter: reading beyond its end would kill the process."""
+        """Raise FileError if the mapped file became shorter: reading beyond its end would kill the process."""
         if self.mapped is not None and self.mapped.size() < len(self.mapped):
             raise FileError("the model's file became shorter while the model was loaded.", "load it again.")
 
     def part(self, start: int, stop: int) -> "Stored":
-        """Some of its rows as a tensor of its own, such as the queries of a fused projection."""
+        """Return some rows as a tensor, such as the queries of a fused projection."""
         some = slice(start, stop)
         if self.order is not None:
             return replace(self, shape=(stop - start, *self.shape[1:]), order=self.order[some])
@@ -90,12 +90,12 @@ class Stored:
         return replace(self, shape=(stop - start, *self.shape[1:]), data=self.data[some], scales=scales)
 
     def expert(self, number: int) -> "Stored":
-        """One expert's matrix or bias of the tensor of all."""
+        """Return one expert's matrix or bias from a tensor of all experts."""
         scales = None if self.scales is None else self.scales[number]
         return replace(self, shape=self.shape[1:], data=self.data[number], scales=scales)
 
     def product(self, x: Array, *, back: bool = False) -> Array:
-        """x·Wᵀ, (…, d_out), for x (…, d_in); where `back`, x·W, (…, d_in), for x (…, d_out). W is (d_out, d_in)."""
+        """Return x·Wᵀ, (…, d_out), for x (…, d_in); with `back`, x·W for x (…, d_out). W is (d_out, d_in)."""
         rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
         if self.multiplied and x.dtype == np.float32:
@@ -116,7 +116,7 @@ class Stored:
 
 
 def packings() -> tuple[Any, Any]:
-    """The module that unpacks GGUF's types, and the types by name. Raises MissingExtraError where gguf is missing."""
+    """Import the module that unpacks GGUF's types, and the types by name. Raises MissingExtraError without gguf."""
     with needing("the package gguf", "a GGUF file", "gguf"):
         from gguf import GGMLQuantizationType, quants
     return quants, GGMLQuantizationType
@@ -124,7 +124,7 @@ def packings() -> tuple[Any, Any]:
 
 @cache
 def unpacks(kind: int) -> bool:
-    """Does the package gguf know this type of blocks, and unpack it?"""
+    """Can the package gguf unpack this type?"""
     quants, kinds = packings()
     try:
         size = quants.quant_shape_to_byte_shape((2**10,), kinds(kind))[0]
@@ -145,23 +145,23 @@ class Weights:
         return name in self.stored
 
     def __getitem__(self, name: str) -> Array:
-        """A tensor, (d_out, d_in) or (d,), unpacked."""
+        """Return a tensor, (d_out, d_in) or (d,), unpacked."""
         return self.stored[name].rows(dtype=self.dtype)
 
     def get(self, name: str) -> Array | None:
-        """The tensor, or None where the model has none of that name."""
+        """Return the tensor, or None if the model has none of this name."""
         return self[name] if name in self.stored else None
 
     def linear(self, x: Array, name: str) -> Array:
-        """x·Wᵀ + b, with b where the model has one."""
+        """Return x·Wᵀ + b, or x·Wᵀ if the model has no bias of this name."""
         made = self.product(x, f"{name}.weight")
         bias = self.get(f"{name}.bias")
         return made if bias is None else made + bias
 
     def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
-        """Some rows of a matrix; only they are unpacked."""
+        """Return some rows of a matrix; only these are unpacked."""
         return self.stored[name].rows(np.asarray(chosen, np.intp), self.dtype)
 
     def product(self, x: Array, name: str, *, back: bool = False) -> Array:
-        """x·Wᵀ for x (…, d_in); where `back`, x·W for x (…, d_out), which takes a derivative back through x·Wᵀ."""
+        """Return x·Wᵀ for x (…, d_in); with `back`, x·W, which takes a derivative back through x·Wᵀ."""
         return self.stored[name].product(x, back=back)

@@ -1,1 +1,1 @@
-"""The terminal's output: explanations, traces and diagnoses as text, in English and Chinese."""
+"""Prints explanations, traces and diagnoses in the terminal, in English and Chinese."""

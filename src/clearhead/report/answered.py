@@ -1,4 +1,4 @@
-"""Why an answer, in the terminal: the question, the parts of the text, edges and heads, a conclusion, both ways."""
+"""Prints why an answer follows: the question, the parts of the text, edges and heads, a conclusion."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +20,14 @@ from clearhead.report.streams import shown
 from clearhead.tables import Table, bars
 from clearhead.words import Language, of_locale, say
 
-_LINES, _BEFORE, _LEAST = 22, 12, 4  # of the first screen, of these before the heads, and of the parts' lines
-_PARTS, _HEADS = 5, 4  # on it at most
+_LINES, _BEFORE, _LEAST = 22, 12, 4  # lines of the first screen, of these before the heads, and least for the parts
+_PARTS, _HEADS = 5, 4  # the most that this screen shows
 _BAR, _NAME = 10, 23
-_FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue speaks for the answer, orange against it: all eyes tell them apart
+_FOR, _OTHER = (38, 96, 200), (202, 92, 12)  # blue for, orange against: safe for colour-blind readers
 
 
 def begin(console: Console, seen: Explanation, language: Language, *, whole: bool) -> None:
-    """Print what is known so far, as `show` does: the answer, then, unless `whole`, what hiding each part did."""
+    """Print what is known so far in the form of `show`: the answer, then, unless `whole`, what hiding each part did."""
     if any(part.hidden is not None for part in seen.parts):
         if not whole:
             console.print()
@@ -46,10 +46,10 @@ def show(
     trust: Trust | None,
     begun: bool = False,
 ) -> None:
-    """Print the answer on one screen, in sentences, or with `whole` tables of all parts, heads and edges listed.
+    """Print the answer on one screen, in sentences, or, with `whole`, in tables of all parts, heads and edges.
 
     more    end with the options that show more
-    begun   `begin` has printed the answer and the parts
+    begun   `begin` has already printed the answer and the parts
     """
     last = [more_note(seen.carrier or seen.strongest, language)] * more
     if trust is not None:
@@ -74,7 +74,7 @@ def _part_lines(console: Console, seen: Explanation, language: Language) -> list
 
 
 def _fitting(console: Console, sentences: Callable[[int], list[str]], most: int, room: int) -> list[Text]:
-    """The sentences about as many causes as there is room for, at least about one."""
+    """Return sentences about as many causes as there is room for, at least one."""
     lines: list[Text] = []
     for count in range(most, 0, -1):
         lines = [Text(shown(line)) for line in sentences(count)]
@@ -84,12 +84,12 @@ def _fitting(console: Console, sentences: Callable[[int], list[str]], most: int,
 
 
 def _height(console: Console, *parts: list[Text]) -> int:
-    """The lines of these parts of a screen, with one between each two."""
+    """Count the lines of these parts of a screen, with an empty line between two parts."""
     return sum(len(folded(console, line)) for part in parts for line in part) + len(parts) - 1
 
 
 def _opening(console: Console, seen: Explanation, language: Language, *, whole: bool) -> list[Text]:
-    """The text and its answer, or with `whole` the question; what else is likely, the model."""
+    """Write the text and its answer, or, with `whole`, the question; then other likely tokens, and the model."""
     opening = why_words.question(seen, language) if whole else why_words.answer_line(seen, language, console.width)
     made = [*map(title, why_words.leaks(seen, language)), title(shown(opening))]
     if "\n" in seen.answer.strip() or cell_len(seen.answer) > why_words.ANSWER:
@@ -99,7 +99,7 @@ def _opening(console: Console, seen: Explanation, language: Language, *, whole: 
 
 
 def _tables(console: Console, seen: Explanation, language: Language) -> Iterator[list[Text]]:
-    """All parts, heads and edges that were listed, with their numbers."""
+    """Write tables of all listed parts, heads and edges."""
     yield [*_parts(console, seen, language, why_words.parts_table(seen, language, effects=True))]
     for kind, some in (("carried", seen.heads), ("edges", seen.edges)):
         yield [*_causes(console, why_words.causes_table(seen, language, kind, some))]
@@ -107,7 +107,7 @@ def _tables(console: Console, seen: Explanation, language: Language) -> Iterator
 
 
 def as_text(seen: Explanation) -> str:
-    """Return the screen as a terminal of 80 columns without colours has it."""
+    """Return the screen of a terminal with 80 columns and no colours."""
     console = Console(width=80, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as printed:
         show(console, seen, of_locale(), whole=False, more=False, trust=None)
@@ -131,7 +131,7 @@ def _parts(console: Console, seen: Explanation, language: Language, listed: Tabl
 
 
 def _causes(console: Console, causes: Table) -> Iterator[Text]:
-    """Heads, each with its strongest edge, or edges."""
+    """Write a table of heads, each with its strongest edge, or of edges."""
     heading, names, rows, effects, notes = causes
     yield title(shown(heading))
     cells = ([f"  {head}", label(edge, 22), *rest] for head, edge, *rest in rows)
@@ -141,6 +141,6 @@ def _causes(console: Console, causes: Table) -> Iterator[Text]:
 
 
 def _bars(console: Console, effects: Sequence[float], width: int) -> list[Text]:
-    """Blue for what speaks for the answer, orange for what speaks against it."""
+    """Draw bars: blue for what speaks for the answer, orange for what speaks against it."""
     inks = (Style(color=rgb(_FOR if x > 0 else _OTHER)) if colourful(console) else "" for x in effects)
     return [Text(each.ljust(width), ink) for each, ink in zip(bars(effects, width), inks, strict=True)]

@@ -1,4 +1,4 @@
-"""The way to a logit in the terminal: the residual stream as a line, with all that reads it and is added to it."""
+"""Prints the way to a logit: the residual stream as a line, and beside it what reads it and what is added to it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,12 +15,12 @@ from clearhead.report.console import put
 from clearhead.report.streams import spelled
 from clearhead.words import Language, say
 
-_MOST_LAYERS = 4  # of more than these, each is one line
-_WIDTHS = (50, -8, -9, -13)  # what a part is called, what it adds, the sum so far, what it adds to the difference
+_MOST_LAYERS = 4  # if there are more, each layer is one line
+_WIDTHS = (50, -8, -9, -13)  # columns: a part's name, what it adds, the sum so far, what it adds to the difference
 
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
-    """Print the way to the likeliest next token and its difference from the next, or that there is none, in a line."""
+    """Print the way to the likeliest next token, and its difference from the second; or one line if there is no way."""
     console.print()
     way = _lines(seen.ways[:2], token_name(seen, seen.token), language)
     put(console, way if seen.ways else [note(say(language, "no way"))])
@@ -66,7 +66,7 @@ def _row(lead: str, adds: float, total: float | None = None, difference: float |
 
 
 def _layer_in_one(rows: Sequence[tuple[WayPart, float, float | None]], language: Language) -> Text:
-    """A whole layer in one line: what each of its parts adds, and their sums."""
+    """Write a whole layer in one line: what each of its parts adds, and their sums."""
     names = {"attention": say(language, "way attention alone"), "mlp": "MLP", "input": say(language, "way input alone")}
     inside = ", ".join(f"{names[part.kind]} {signed(part.adds)}" for part, _, _ in rows)
     leads = [lead for _, _, lead in rows if lead is not None]
@@ -75,7 +75,7 @@ def _layer_in_one(rows: Sequence[tuple[WayPart, float, float | None]], language:
 
 
 def _most(part: WayPart, language: Language) -> str:
-    """The heads of an attention that add or take most."""
+    """Name the heads that add or take most."""
     first, *more = sorted(range(len(part.heads)), key=lambda head: -abs(part.heads[head]))[:2]
     facts = {"first": first, "adds": signed(part.heads[first])}
     if not more:

@@ -1,4 +1,4 @@
-"""What edits of a model's attention do to what it says next: a run without them, a run with them, in the terminal."""
+"""Prints how edits of a model's attention change its next token: a run without the edits, and a run with them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,19 +20,19 @@ from clearhead.report.explained import opening
 from clearhead.report.streams import printable
 from clearhead.words import Language, say
 
-_SHOWN, _EACH = 8, 5  # next tokens in the terminal; of each kind in all
+_SHOWN, _EACH = 8, 5  # next tokens on the screen; candidates of each kind
 
 
 def moved(model: LanguageModel, reading: Reading, edits: Sequence[Edit], each: Each) -> list[dict[str, Any]]:
-    """The next tokens and their probabilities without and with the edits, those that moved most first.
+    """Return next tokens with their probabilities without and with the edits, those that moved most first.
 
-    They are the likeliest of both runs and those that moved most. Raises what `change` raises, and RuleError for a
-    model that says no next token.
+    They are the likeliest tokens of both runs and those that moved most. Raises as `change`, and RuleError for a model
+    that predicts no next token.
     """
     runs = [forward_pass(model, reading.tokens, each)]
     if runs[0].logits is None:
-        what = f"{model.name} predicts no next token, which edits could change."
-        raise RuleError(what, "with ch.change(model, edits), ch.watch(model) as seen: shows its attention with edits.")
+        what = f"{model.name} predicts no next token that edits could change."
+        raise RuleError(what, "in Python, `with ch.change(model, edits), ch.watch(model) as seen:` shows attention.")
     with change(model, list(edits)):
         runs.append(forward_pass(model, reading.tokens, each))
     shares = [probabilities(run.logits[-1]) for run in runs]
@@ -53,7 +53,7 @@ def show(
     tokens: Sequence[dict[str, Any]],
     language: Language,
 ) -> None:
-    """Print the model, the text, the edits, and what `moved` found."""
+    """Print the model, the text, the edits, and the tokens that `moved` returned."""
     sections(console, [_opening(console, model, reading, edits, language), _next(tokens, language)])
 
 

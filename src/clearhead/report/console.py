@@ -1,4 +1,4 @@
-"""The console on which reports are printed, with lines wrapped between words."""
+"""Makes the console on which reports are printed; lines wrap between words."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """A console for standard output, in the colours that it supports; respects NO_COLOR, FORCE_COLOR and pipes."""
+    """Make a console for standard output; it respects the terminal's colours, NO_COLOR, FORCE_COLOR and pipes."""
     made = _Console(highlight=False, markup=False, emoji=False)
     if made.color_system == "standard":  # sixteen colours are too few for a scale, and nearly all terminals have 256
         made = _Console(highlight=False, markup=False, emoji=False, color_system="256")
@@ -35,14 +35,14 @@ def sections(console: Console, parts: Iterable[Iterator[Text]]) -> None:
 
 
 def put(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines; the rest of a long one follows below, indented by two more characters."""
+    """Print lines; a long line continues on the next one, indented by two more characters."""
     for line in lines:
         for part in folded(console, line):
             console.print(part, soft_wrap=True, highlight=False)
 
 
 def folded(console: Console, line: Text) -> list[Text]:
-    """A line as it is printed: in so many lines as it needs."""
+    """Fold a line into the lines that are printed."""
     if cell_len(line.plain) <= console.width:
         return [line]
     indent = len(line.plain) - len(line.plain.lstrip())

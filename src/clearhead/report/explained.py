@@ -1,4 +1,4 @@
-"""An explanation in the terminal: the answer, then tokens, the layer's steps, one head's weights, one token's sum.
+"""Prints `HeadSteps`: the answer, then tokens, the layer's steps, one head's weights, one token's sum.
 
 The answer is what the chosen token attends to, what follows it, and what heads do.
 """
@@ -29,7 +29,7 @@ _SHOWN_KEYS = 8
 
 
 def show(console: Console, seen: HeadSteps, language: Language) -> None:
-    """Print all of it, the answer first."""
+    """Print everything, the answer first."""
     rest = (part(console, seen, language) for part in (_opening, _layer, _weights, _arithmetic))
     sections(console, [answer(seen, language), *rest])
 
@@ -40,12 +40,12 @@ def show_opening(console: Console, seen: HeadSteps, language: Language) -> None:
 
 
 def more_note(seen: HeadSteps | HeadEffect, language: Language) -> Text:
-    """Which options show more, and the head whose steps these are."""
+    """Say which options show more, and of which head --steps shows the steps."""
     return note(say(language, "why more", head=f"{seen.layer}.{seen.head}"))
 
 
 def answer(seen: HeadSteps, language: Language) -> Iterator[Text]:
-    """What the token attends to, what follows it, what heads do."""
+    """Say what the token attends to, what follows it, and what heads do."""
     yield title(shown(attending(seen, language)))
     if "sinks" in seen.run.rules:
         yield note(say(language, "sink takes", share=percent(max(0.0, 1 - float(seen.row.weights.sum())))))
@@ -57,7 +57,7 @@ def answer(seen: HeadSteps, language: Language) -> Iterator[Text]:
 
 
 def share_line(token: str, share: float) -> Text:
-    """A token that may come next, its probability and a bar."""
+    """Write a possible next token, its probability and a bar."""
     return columns((0, -8, 0), [f"  {listed(token)}", f" {percent(share)}", f"  {bar(share, 24)}"])
 
 
@@ -77,7 +77,7 @@ def _heads(seen: HeadSteps, language: Language) -> Iterator[Text]:
 
 
 def about(model: LanguageModel, language: Language, strange: bool = False) -> Iterator[Text]:  # noqa: FBT001
-    """The model's name and sizes, and of the shipped one what it is for; `strange`: its text is no rhyme."""
+    """Write the model's name and sizes, and what the shipped model is for; `strange`: the text is no rhyme."""
     key, sizes = sizes_of(model)
     yield title(say(language, key, name=model.name, **sizes))
     if model.name == SHIPPED:
@@ -85,14 +85,14 @@ def about(model: LanguageModel, language: Language, strange: bool = False) -> It
 
 
 def split_note(split: Split | None, language: Language) -> Iterator[Text]:
-    """A sentence on characters that the tokenizer split into bytes."""
+    """Explain characters that the tokenizer split into bytes, if there are any."""
     if split:
         safe = split._replace(first=printable(split.first), character=printable(split.character))
         yield note(say(language, "split", **safe._asdict()))
 
 
 def opening(console: Console, model: LanguageModel, read: Reading, language: Language) -> Iterator[Text]:
-    """The model, and the text as its tokens."""
+    """Write the model, and the text as its tokens."""
     yield from about(model, language)
     yield Text()
     names, split = parts_of(read.tokens, read.text)
@@ -137,7 +137,7 @@ def _weights(console: Console, seen: HeadSteps, language: Language) -> Iterator[
 
 
 def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = False) -> str:
-    """A sentence on what each query's weights sum to; `rows` says whether a query's weights are a row or a column."""
+    """Say what each query's weights sum to; `rows`: a query's weights are a row, not a column."""
     which = "rows" if rows else "columns"
     if sinks:
         return say(language, f"{which} sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))

@@ -1,6 +1,6 @@
-"""Matrices in a terminal: numbers on coloured cells up to a dozen columns, pixels beyond.
+"""Draws matrices in a terminal: numbers on coloured cells for up to a dozen columns, pixels for more.
 
-Nothing needs colour to be understood: without it the numbers stay, and pixels become a ramp of characters.
+Without colour the numbers stay, and pixels become a ramp of characters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _RAMP = " .:-=+*#%@"
 _MASK = "·"
 _MOST_NUMBERS = 12
 _LEAD = 9  # the width of a row's token beside pixels
-_LEAST_LEAD = 4  # and beside numbers
+_LEAST_LEAD = 4  # its least width beside numbers
 _STOPS: tuple[Colour, ...] = ((26, 20, 40), (72, 44, 118), (128, 80, 182), (190, 140, 226), (248, 226, 255))
 _MASKED: Colour = (58, 58, 62)
 _NAN: Colour = (220, 60, 50)
@@ -37,10 +37,10 @@ def matrix(
     language: Language,
     high: float | None = None,
 ) -> Iterator[Text]:
-    """A weight matrix (queries, keys), its masked cells marked, and its legend.
+    """Draw a weight matrix (queries, keys) with its masked cells marked, and its legend.
 
     rows, cols   the tokens
-    high         the weight of the last colour, so that two matrices have one scale; None: the largest
+    high         the weight with the last colour, to give two matrices the same scale; None: the largest
     """
     pictured = not (_cell_width(console, len(cols)) and len(rows) <= 2 * _MOST_NUMBERS)
     size = _pixels_of(console, len(rows), len(cols)) if pictured else weights.shape
@@ -64,7 +64,7 @@ def matrix(
 
 
 def _cell_width(console: Console, count: int) -> int:
-    """The width of a cell in a table of numbers, its space included; 0 where so many columns do not fit."""
+    """Return the width of a number's cell, its space included; 0 if so many columns do not fit."""
     widths = (7, 6) if count <= _MOST_NUMBERS else ()
     return next((width for width in widths if _LEAST_LEAD + 1 + width * count <= console.width), 0)
 
@@ -72,7 +72,7 @@ def _cell_width(console: Console, count: int) -> int:
 def _numbers(
     console: Console, weights: Array, shades: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]
 ) -> Iterator[Text]:
-    """A table with a number in every cell, on the colour of its weight."""
+    """Draw a table with a number in every cell, on the colour of its weight."""
     width = _cell_width(console, len(cols))
     longest = max((cell_len(bare(row)) for row in rows), default=_LEAST_LEAD)
     lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
@@ -90,7 +90,7 @@ def _numbers(
 
 
 def _pixels_of(console: Console, rows: int, cols: int) -> tuple[int, int]:
-    """How many rows and columns of pixels there is room for: all, or as many as keep the matrix's shape."""
+    """Return how many rows and columns of pixels fit: all, or as many as keep the matrix's shape."""
     room = console.width - _LEAD - 1
     if 2 * cols <= room and rows <= room:
         return rows, cols
@@ -99,7 +99,7 @@ def _pixels_of(console: Console, rows: int, cols: int) -> tuple[int, int]:
 
 
 def _pixels(console: Console, shades: Array, masked: Array, rows: Sequence[str]) -> Iterator[Text]:
-    """Shades (height, width) as pixels, two characters each where there is room; rows name all queries."""
+    """Draw shades (height, width) as pixels, two characters each if they fit; rows name all queries."""
     height, width = shades.shape
     wide = 2 if 2 * width <= console.width - _LEAD - 1 and height == len(rows) else 1
     hidden = pool(masked.astype(np.float64), height, width) > 1 - 1e-9
@@ -115,7 +115,7 @@ def _pixels(console: Console, shades: Array, masked: Array, rows: Sequence[str])
 
 
 def pool(cells: Array, height: int, width: int) -> Array:
-    """The mean of the cells over each pixel's area; NaN only in pixels whose area has a NaN."""
+    """Average the cells of each pixel's area; a pixel is NaN only if its area has a NaN."""
     if cells.shape == (height, width):
         return cells
     _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))

@@ -1,4 +1,4 @@
-"""The commands that teach with numbers of their own: shapes, scale and learn, and what they print."""
+"""Runs the commands that teach with their own numbers, shapes, scale and learn, and prints their results."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,20 @@ from clearhead.textbook.costs import Product, layer_costs, read_sizes, sparse_pa
 from clearhead.textbook.why_scale import WIDTHS, WhyScale, why_scale
 from clearhead.words import Language, formula, say
 
-_QUERIES = 1000  # that `clearhead scale` draws for each width
+_QUERIES = 1000  # queries that `clearhead scale` draws for each width
 _WIDE = 11  # a column of the tables of scales
-_LINES = 12  # of the table of training steps
-_LEARNED = (-14, -9, 20, -10, -10, -10)  # its columns
+_LINES = 12  # lines of the table of training steps
+_LEARNED = (-14, -9, 20, -10, -10, -10)  # widths of its columns
 
 
 def shapes(options: argparse.Namespace) -> int:
-    """Print a layer's steps in symbols and, where they are known, in numbers; then what they cost in all."""
+    """Print a layer's steps in symbols and, if sizes are given, in numbers; then what they cost in all."""
     console, sizes = console_of(options), read_sizes(options.sizes)
     costs, patterns = layer_costs(sizes), dict[str, Array]()
     if options.sparse is not None:
         n = sizes.get("n")
         if n is None or "m" in sizes:
-            raise FileError("--sparse is for self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
+            raise FileError("--sparse needs self-attention over n tokens.", "clearhead shapes n=1024 --sparse 64")
         patterns = {name: seen for name, (_, seen) in sparse_patterns(n, options.sparse).items()}
     sparse = [{"pattern": name, "pairs": int(x.sum()), "share": float(x.mean())} for name, x in patterns.items()]
     deliver(options, lambda: costs | ({"sparse": sparse} if patterns else {}))
@@ -65,7 +65,7 @@ def _shapes(costs: dict[str, Any], language: Language) -> Iterator[Text]:
 
 
 def _sparse(costs: dict[str, Any], patterns: dict[str, Array], width: int, language: Language) -> Iterator[Text]:
-    """Sparse patterns beside full attention: what they cost, and which pairs they have."""
+    """Compare sparse patterns with full attention: what they cost, and which pairs they compute."""
     pairs = patterns["full"].size
     works = [step["multiply_adds"][1] for step in costs["steps"] if step["name"] in ("scores", "heads")]
     names = [say(language, f"sparse {name}") for name in patterns]
@@ -88,7 +88,7 @@ def _sparse(costs: dict[str, Any], patterns: dict[str, Array], width: int, langu
 
 
 def _both(product: Product) -> str:
-    """A product or a sum in symbols, and what it comes to where that is known."""
+    """Write a product or a sum in symbols, and its value if that is known."""
     symbols, number = product
     return symbols if number is None else f"{symbols} = {number:,}"
 
@@ -122,7 +122,7 @@ def _scale(scale: WhyScale, drawn: dict[str, int], language: Language) -> Iterat
 
 
 def _by_width(scale: WhyScale, heads: Sequence[str], numbers: Array) -> Iterator[Text]:
-    """A table with a row for each width, and an empty line."""
+    """Write a table with a row for each width, and an empty line."""
     rows = ([str(d_k), *(fixed(float(x), 4, 10) for x in row)] for d_k, row in zip(scale.d_k, numbers, strict=True))
     yield from table([-_WIDE] * len(heads), heads, rows, "bold")
     yield Text()
@@ -161,7 +161,7 @@ def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:
 
 
 def _attended(run: Learning, place: int, language: Language) -> Iterator[Text]:
-    """Whom the last token attends to in each head, and what follows the text."""
+    """Write what the last token attends to in each head, and what follows the text."""
     yield Text()
     yield title(run.words("learn attention", language))
     names = [spelled(token) for token in run.tokens]

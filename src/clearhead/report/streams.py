@@ -1,6 +1,6 @@
-"""Standard output and standard error as they are: encodings that lack characters, closed pipes, full disks.
+"""Writes to standard output and standard error, which may lack characters, be a closed pipe or be full.
 
-A progress bar is drawn on standard error for work that takes over two seconds; nothing for quicker work, or in a pipe.
+Work that takes over two seconds draws a progress bar on standard error; quicker work, and work in a pipe, draws none.
 """
 
 import argparse
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _PATIENCE = 2.0  # seconds before a progress bar is drawn
 _CHINESE = "查询关注键"
-_MOST = 600  # characters of a message about a mistake
+_MOST = 600  # the most characters of an error message
 _INSTEAD = str.maketrans({
     "ᵀ": "T", "␣": "_", "⏎": "/", "…": "~", "·": ".", "×": "x", "√": "sqrt", "∞": "inf", "Σ": "sum", "σ": "sigma",
     "‖": "|", "θ": "t", "≤": "<=", "≠": "!=", "→": "->", "←": "<-", "┃": "|", "▼": "v", "«": '"', "»": '"', "✓": "ok",
@@ -49,22 +49,22 @@ def printable(text: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """A token with its spaces marked, as standard output can show it."""
+    """Spell a token with its spaces marked, in characters that standard output can show."""
     return shown(spelling.spelled(text))
 
 
 def bare(text: str) -> str:
-    """A token without its outer spaces, as standard output can show it; a token of spaces has them marked."""
+    """Spell a token without its outer spaces, for standard output; in a token of spaces alone they are marked."""
     return shown(spelling.bare(text))
 
 
 def shown(text: str) -> str:
-    """The text as standard output will show it; the widths of columns are measured on this text."""
+    """Return the text as standard output will show it; columns are measured on this text."""
     return text.encode(_encoding(), "clearhead").decode(_encoding())
 
 
 def can_show(language: Language) -> bool:
-    """Whether standard output's encoding has the language's characters."""
+    """Does standard output's encoding have the language's characters?"""
     return language == "en" or shown(_CHINESE) == _CHINESE
 
 
@@ -73,7 +73,7 @@ def _encoding() -> str:
 
 
 def check_encoding(language: Language) -> None:
-    """Raise RuleError where Chinese is asked for and standard output cannot show it."""
+    """Raise RuleError if Chinese is asked for and standard output cannot show it."""
     if not can_show(language):
         raise RuleError(
             f"--lang zh needs Chinese characters, and the output's encoding, {_encoding()}, has none.",
@@ -82,7 +82,7 @@ def check_encoding(language: Language) -> None:
 
 
 def console_of(options: argparse.Namespace) -> "Console | None":
-    """The console for a command's report; None where JSON or a page goes to standard output. Raises as above."""
+    """Make the console for a command's report; None if JSON or a page goes to standard output. Raises RuleError."""
     if "-" in (options.json, getattr(options, "html", None)):
         return None
     check_encoding(options.lang)
@@ -92,7 +92,7 @@ def console_of(options: argparse.Namespace) -> "Console | None":
 
 
 def write_json(target: str, data: dict[str, Any]) -> None:
-    """Write JSON as UTF-8, or with escapes where UTF-8 or standard output's encoding cannot hold it."""
+    """Write JSON as UTF-8, with escapes for characters that UTF-8 or standard output's encoding cannot hold."""
     other = target == "-" and codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
     try:
         text = json.dumps(data, ensure_ascii=other, allow_nan=False).encode("utf-8")
@@ -106,7 +106,7 @@ def deliver(
     to_json: Callable[[], dict[str, Any]],
     save: Callable[[str, Language], object] | None = None,
 ) -> None:
-    """Write a result's numbers and its page to where they are asked for, if they are."""
+    """Write a result's numbers (--json) and its page (--html), if asked for."""
     if save is not None and options.html is not None:
         save(options.html, options.lang)
     if options.json is not None:
@@ -115,11 +115,11 @@ def deliver(
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Inside, characters that standard output's or standard error's encoding lacks are replaced by others."""
+    """Inside, replace characters that the encoding of standard output or standard error lacks."""
     with ExitStack() as after:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if stream is None:  # closed by whoever started this
+            if stream is None:  # the parent process closed it
                 setattr(sys, name, after.enter_context(open(os.devnull, "w", encoding="utf-8")))
                 after.callback(setattr, sys, name, None)
             elif isinstance(stream, io.TextIOWrapper):
@@ -129,7 +129,7 @@ def readable() -> Iterator[None]:
 
 
 def abandon() -> None:
-    """Discard what is left of standard output, which cannot be written, and what Python would write when it ends."""
+    """Discard the rest of standard output, which cannot be written, and what Python would write at exit."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -137,7 +137,7 @@ def abandon() -> None:
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end."""
+    """Yield the items; if they take long, draw a progress bar, which is removed at the end."""
     start = time.monotonic()
     rest = iter(items)
     for done, item in enumerate(rest, 1):

@@ -1,4 +1,4 @@
-"""A trace in the terminal: every step with formula, shape and numbers, and a verdict on every claim; a diagnosis."""
+"""Prints a trace: every step with formula, shape and numbers, and a verdict on every claim; and a diagnosis."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from clearhead.textbook.shapes import Step, turned
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
-_BOUNDS = 4  # of a query's output
+_BOUNDS = 4  # entries of a query's output that are shown between their bounds
 _NOUNS = {"batch": ("batch", "batch entries"), "head": ("head", "heads"), "query": ("query", "queries")}
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}
@@ -33,9 +33,9 @@ Place = tuple[int, int, int]  # the batch entry, head and query that are printed
 
 
 def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int | None = None) -> Place:
-    """The batch entry, head and query that were asked for, else those of the worst number of the first wrong claim.
+    """Choose batch entry, head and query: those asked for, else where the first wrong claim is furthest off.
 
-    Where no claim is wrong they are 0. Raises SelectionError where there is no such batch entry, head or query.
+    They are 0 if no claim is wrong. Raises SelectionError for a batch entry, head or query that does not exist.
     """
     problem = case.trace.problem
     sizes = (problem.batch, problem.heads, problem.queries)
@@ -48,7 +48,7 @@ def chosen(case: CheckedExample, batch: int | None, head: int | None, query: int
 
 
 def show(console: Console, case: CheckedExample, language: Language, place: Place) -> None:
-    """Print every step, then what is wrong with the claims, so that this stays on the screen."""
+    """Print every step, and at the end, where it stays on the screen, what is wrong with the claims."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
     for step in case.trace.steps:
         put(console, _step(console, case, step, place, verdicts.get(step.name), language))
@@ -58,27 +58,27 @@ def show(console: Console, case: CheckedExample, language: Language, place: Plac
 
 
 def _by_head(case: CheckedExample, array: Any) -> Array:
-    """An array of a step as (batch, heads, …), float64; key heads or the heads together where it has no more."""
+    """Return a step's array as (batch, heads, …), float64; it may have key heads instead, or 1 for joined heads."""
     numbers = np.asarray(array, dtype=np.float64)
     return numbers.reshape(case.trace.problem.batch, -1, *numbers.shape[-2:])
 
 
 def _matrix(case: CheckedExample, array: Any, place: Place) -> Array:
-    """The matrix of an array that is printed."""
+    """Return the matrix of an array that is printed."""
     problem, heads = case.trace.problem, _by_head(case, array)[place[0]]
     index = {problem.kv_heads: problem.kv_head_of(place[1]), problem.heads: place[1]}.get(len(heads), 0)
     return np.asarray(heads[index])
 
 
 def _worst(case: CheckedExample) -> Place:
-    """Where the first wrong claim is furthest off."""
+    """Find where the first wrong claim is furthest off."""
     wrong, problem = case.first_wrong, case.trace.problem
     if wrong is None or not wrong.truth.size:
         return 0, 0, 0
     off = _by_head(case, differences(wrong.claimed, wrong.truth))
     batch, head, *cell = (int(place) for place in np.unravel_index(off.argmax(), off.shape))
     axes_of = {step.name: step.axes for step in case.trace.steps}
-    axes = axes_of.get(wrong.name, axes_of["weights"])  # a step that is not used, such as capped, has those of weights
+    axes = axes_of.get(wrong.name, axes_of["weights"])  # an unused step, such as capped, has the axes of weights
     query = dict(zip(axes[-2:], cell, strict=True)).get("queries", 0)
     return batch, head * problem.group if "kv_heads" in axes else head, query
 
@@ -99,7 +99,7 @@ def _step(
         rows, cols = ([_name(case, axis, i) for i in range(size)] for axis, size in axes)
         yield from matrix(console, array, masked, rows, cols, language)
         in_rows = case.trace.convention == "rows"
-        axis = -1 if in_rows else -2  # a query's weights
+        axis = -1 if in_rows else -2  # the axis of a query's weights
         sums = array.sum(axis=axis)[~masked.all(axis=axis)]
         said = sum_words(language, sums, rows=in_rows, sinks=case.trace.problem.sinks is not None)
         yield note("  " + say(language, "axes" if in_rows else "axes columns") + say(language, "also") + said)
@@ -110,18 +110,18 @@ def _step(
 
 
 def _rows_of(case: CheckedExample, step: Step) -> Sequence[str] | None:
-    """The tokens that the rows of this step belong to, if the file names them and tokens are its rows."""
+    """Return the tokens of this step's rows, if the file names them and rows are tokens."""
     return {"queries": case.tokens, "keys": case.sources}.get(step.axes[-2])
 
 
 def _name(case: CheckedExample, axis: str, place: int) -> str:
-    """A query's or key's token, or q_0, k_0 where the file names none."""
+    """Name a query or key by its token, or q_0, k_0 if the file names none."""
     names = case.tokens if axis == "queries" else case.sources
     return f"{'q' if axis == 'queries' else 'k'}_{place}" if names is None else names[place]
 
 
 def _grid(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
-    """The numbers of a matrix, its first rows and columns where it is large; with the names of its rows, if any."""
+    """Print a matrix, or the first rows and columns of a large one; with the names of its rows, if any."""
     lead = 0 if names is None else min(10, max(cell_len(bare(name)) for name in names[:_ROWS])) + 1
     part = array[:_ROWS, : min(_COLS, max(1, (console.width - 1 - lead) // 9))]
     decimals = 4 if np.abs(part[np.isfinite(part)]).max(initial=0) < 100 else 2
@@ -159,7 +159,7 @@ def _verdict(
 
 
 def _one_query(case: CheckedExample, place: Place, language: Language) -> Iterator[Text]:
-    """One query's scores as lengths and angles, ‖q‖·‖k‖·cos θ for each key; and its output as a sum of values."""
+    """Print a query's scores as lengths and angles, ‖q‖·‖k‖·cos θ per key, and its output as a sum of values."""
     problem, m, query = case.trace.problem, case.trace.problem.keys, place[2]
     if not problem.queries or not m:
         return
@@ -195,7 +195,7 @@ def _one_query(case: CheckedExample, place: Place, language: Language) -> Iterat
 
 
 def _closing(case: CheckedExample, language: Language, place: Place) -> Iterator[Text]:
-    """What else there is, and which claims are wrong, or that all are right."""
+    """Say what else can be shown, and which claims are wrong, or that all are right."""
     trace, first = case.trace, case.first_wrong
     for which, size, index in (("batches", trace.problem.batch, place[0]), ("heads", trace.problem.heads, place[1])):
         if size > 1:

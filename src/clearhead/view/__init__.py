@@ -1,5 +1,5 @@
-"""Pages and pictures: self-contained HTML files with the numbers and the program that draws them; notebook output.
+"""Makes pages, pictures and notebook output; a page is one HTML file with the numbers and the program that draws them.
 
-Objects such as AttentionMatrix load it when they are asked to show themselves. A page is a JSON header and named
-arrays.
+Objects such as AttentionMatrix import this package when they are shown or saved. A page's content is a JSON header and
+named arrays.
 """

@@ -1,4 +1,4 @@
-"""A page's requests for weights, from its server, validated here."""
+"""Validates and answers the requests for weights that a page sends to its server."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ _MOST = 16384  # queries or keys of a tile
 
 
 def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
-    """The requested weights as little-endian float32 bytes, MASKED where forbidden.
+    """Return the requested weights as little-endian float32 bytes, MASKED where forbidden.
 
-    Raises SelectionError, which says why, for a request that is not valid.
+    Raises SelectionError, which says why, for an invalid request.
     """
     if what not in ANSWERS:
-        raise SelectionError(f"{what!r} cannot be asked for: expected {', '.join(ANSWERS)}")
+        raise SelectionError(f"there is no request {what!r}: expected {', '.join(ANSWERS)}")
     if not isinstance(asked, dict):
-        raise SelectionError("the request is no JSON object")
+        raise SelectionError("the request is not a JSON object")
     run = runs[_number(asked, "run", len(runs))]
     layer = run.layers[_number(asked, "layer", len(run.layers))]
     weights = ANSWERS[what](asked, layer, _number(asked, "head", len(layer.heads)))
@@ -32,7 +32,7 @@ def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
 
 
 def tile(matrix: AttentionMatrix, head: int, rows: slice, cols: slice, step: int) -> Array:
-    """The largest of each step × step weights of (1, heads, queries, keys), float32; MASKED where all are masked.
+    """Return the largest of every step × step weights, float32; MASKED where all of them are masked.
 
     O(rows·cols·d_k) time.
     """

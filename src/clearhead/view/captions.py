@@ -1,6 +1,6 @@
-"""What a head does, as a sentence in each language, from its statistics: for pages and for the terminal.
+"""Describes what a head does in a sentence, from its statistics, in both languages, for pages and the terminal.
 
-A head is called by the first kind in `KINDS` all of whose conditions hold for its mean over the queries:
+A head gets the first kind in `KINDS` whose conditions hold for its means over the queries:
 
     kind       its mean                                     is at least             and
     previous   weight on the token before the query's own   0.5                     excess 0.25
@@ -10,9 +10,9 @@ A head is called by the first kind in `KINDS` all of whose conditions hold for i
     broad      entropy                                      0.9 of even weights'
 
 The excess of a share s over the share e that even weights would have is (s - e)/(1 - e): 0 for a head without
-preference, 1 where all weight is there. Half of the weight for previous tokens is the measure of Clark et al. 2019
-(What does BERT look at?); sinks are those of Xiao et al. 2023 (Efficient streaming language models with attention
-sinks), called so by Gu et al. 2024 from a share of 0.3.
+preference, 1 if all weight is there. The limit of 0.5 for previous tokens is that of Clark et al. 2019 (What does BERT
+look at?). Sinks are those of Xiao et al. 2023 (Efficient streaming language models with attention sinks); Gu et al.
+2024 count them from a share of 0.3.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ KINDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {  # a statistic,
     "sink": ("sink", lambda share, even: share >= 0.25 and _excess(share, even) >= 0.2),
     "local": ("distance", lambda distance, even: distance < 0.25 * even),
     "broad": ("entropy", lambda entropy, even: 0 < 0.9 * even <= entropy),
-}  # the sentence of each is "caption " + its name in words/
-MIXED = "mixed"  # none of these
+}  # words/ has each kind's sentence under "caption " + its name
+MIXED = "mixed"  # the kind of a head that fits none of these
 
 
 class Caption(NamedTuple):
-    """A head's kind, how clear its pattern is from 0 (none: mixed or broad) to 1, and the sentence in each language."""
+    """A head's kind, how clear its pattern is, from 0 (mixed or broad) to 1, and the sentence in each language."""
 
     kind: str
     clearness: float
@@ -48,9 +48,9 @@ class Caption(NamedTuple):
 
 
 def captions(heads: HeadSummary, even: HeadSummary) -> list[Caption | None]:
-    """A caption for each head; None where its statistics are not known, or no query sees more than one key.
+    """Caption each head; None if its statistics are unknown, or no query sees more than one key.
 
-    heads, even   what `summarise_heads` and `even_heads` give for the same matrix
+    heads, even   the results of `summarise_heads` and `even_heads` for the same matrix
     O(heads).
 
     >>> heads = {"sink": [0.1], "previous": [0.8], "diagonal": [0.02], "distance": [1.4], "entropy": [0.9]}
@@ -79,7 +79,7 @@ def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
 
 
 def _holds(kind: str, head: dict[str, float], even: dict[str, float]) -> bool:
-    """Does a kind's condition hold? A number that is not known fulfils none."""
+    """Do a kind's conditions hold? An unknown number fulfils none."""
     statistic, holds = KINDS[kind]
     share, level = head[statistic], even[statistic]
     return bool(np.isfinite(share) and np.isfinite(level) and holds(share, level))

@@ -1,4 +1,4 @@
-"""One document in one HTML file: a JSON header and binary arrays."""
+"""Writes a page's content, a JSON header and binary arrays, as text that an HTML file can hold."""
 
 import json
 import zlib
@@ -21,7 +21,7 @@ _DTYPES = (*FLOATS, *map(np.dtype, (np.uint8, np.int32, np.uint32)))
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Document:
-    """The content of a page: a header that JSON can hold, and arrays by name."""
+    """The content of a page: a header for JSON, and arrays by name."""
 
     header: Mapping[str, Any]
     arrays: Mapping[str, Array]
@@ -29,11 +29,11 @@ class Document:
 
 
 def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, str]]:
-    """The page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
+    """Yield the page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
 
-    Arrays are concatenated, each aligned to eight bytes, those with the same bytes once; an array may span several
-    blocks. Deterministic: the same document gives the same text. Raises TypeError for an array of a dtype that a page
-    cannot hold.
+    Arrays are concatenated, each aligned to eight bytes; equal ones are stored once, and one may span several blocks.
+    Deterministic: the same document gives the same text. Raises TypeError for an array of a dtype that a page cannot
+    hold.
     """
     table: dict[str, dict[str, Any]] = {}
     starts: dict[bytes, int] = {}
@@ -58,7 +58,7 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
 
 
 def base85(data: bytes) -> str:
-    """Four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64."""
+    """Encode every four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64."""
     words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
     digits = np.frombuffer(DIGITS.encode("ascii"), np.uint8)
     text = np.empty((len(words), 5), np.uint8)
@@ -87,7 +87,7 @@ def compressed(array: Array) -> bytes:
 
 
 def narrowed(array: Array) -> Array:
-    """The array as float16 if that loses nothing, as for weights once stored in float16; otherwise unchanged."""
+    """Return the array as float16 if that loses nothing, as for weights that were stored in float16; else unchanged."""
     if array.dtype != np.float32:
         return array
     with np.errstate(over="ignore"):
@@ -96,7 +96,7 @@ def narrowed(array: Array) -> Array:
 
 
 def stored(values: Array) -> Array:
-    """The array row-major and little-endian; bool as uint8, other integers as int32. Raises TypeError for others."""
+    """Return the array row-major and little-endian; bool as uint8, integers as int32. Raises TypeError for others."""
     array = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(values.shape)
     if array.dtype == np.bool_:
         return array.astype(np.uint8)

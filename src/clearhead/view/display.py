@@ -1,4 +1,4 @@
-"""Makes pages, notebook output and pictures of the objects that hold attention matrices (ops/display.py)."""
+"""Makes pages, notebook output and pictures of objects that hold attention matrices (ops/display.py)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +22,12 @@ from clearhead.view.head_summary import first_key
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 
-Names = Sequence[str] | None  # of tokens
-SVG_SIDE = 64  # larger matrices are pooled to so many pixels a side
+Names = Sequence[str] | None  # names of tokens
+SVG_SIDE = 64  # larger matrices are pooled to this many pixels a side
 
 
 def document_of(seen: Display, options: Page) -> Document:
-    """The content of the page of an object: a header and arrays. Raises as `Display.save`."""
+    """Make the content of an object's page: a header and arrays. Raises as `Display.save`."""
     check_known("option", options, Page.__annotations__)
     run = seen.__shown__(whole_number("batch", options.get("batch", 0), 0), options.get("v"))
     run = _renamed(run, options.get("tokens"), options.get("source_tokens"))
@@ -36,13 +36,13 @@ def document_of(seen: Display, options: Page) -> Document:
 
 
 def svg_of(seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names) -> str:
-    """One head's weights as SVG text. Raises as `Display.to_svg`."""
+    """Draw one head's weights as SVG text. Raises as `Display.to_svg`."""
     weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
     return images.svg(weights, masked, rows, cols, name=name, cell=24 if len(weights) <= 24 else 14, high=high)
 
 
 def plot_of(seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names, ax: Any) -> Any:
-    """One head's weights on matplotlib's axes. Raises as `Display.plot`."""
+    """Plot one head's weights on matplotlib's axes. Raises as `Display.plot`."""
     weights, masked, name, high, rows, cols = _picture(seen, head, layer, batch, tokens, sources)
     ax = images.axes() if ax is None else ax
     drawn = ax.imshow(np.ma.masked_array(weights, masked), cmap="Purples", vmin=0, vmax=high)
@@ -55,7 +55,7 @@ def plot_of(seen: Display, head: int, layer: int | str, batch: int, tokens: Name
 
 
 def bundle_of(seen: Display) -> dict[str, str]:
-    """What a notebook shows of an object: text, and where it is not too large a picture and the page."""
+    """Return what a notebook shows of an object: text, and, if it is not too large, a picture and the page."""
     run = run_of(seen)
     weights = sum(prod(layer.matrix.shape) for layer in run.layers)
     if not weights:
@@ -72,9 +72,9 @@ def bundle_of(seen: Display) -> dict[str, str]:
 def _picture(
     seen: Display, head: int, layer: int | str, batch: int, tokens: Names, sources: Names
 ) -> tuple[Array, Array, str, float, Names, Names]:
-    """One head: its weights, what is masked, its name, where the colour scale ends, the names of its rows and columns.
+    """Return one head's weights, mask, name, end of the colour scale, and the names of its rows and columns.
 
-    Above SVG_SIDE, pixels show their largest weight, without names. O(queries·keys) time.
+    Above SVG_SIDE, each pixel has its largest weight, and there are no names. O(queries·keys) time.
     """
     run = _renamed(run_of(seen, whole_number("batch", batch, 0)), tokens, sources)
     names = [each.name for each in run.layers]
@@ -104,13 +104,13 @@ def _picture(
 
 
 def run_of(seen: Display, batch: int = 0) -> ShownRun:
-    """One batch item of a matrix or of a `ch.watch` result, as a run to show."""
+    """Turn one batch item of a matrix or of a `ch.watch` result into a run to show."""
     run: ShownRun = seen.__shown__(batch)
     return run
 
 
 def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
-    """The run with the caller's token names. Raises RuleError and ShapeError if they do not fit."""
+    """Give the run the caller's token names. Raises RuleError and ShapeError if they do not fit."""
     if tokens is None and source_tokens is None:
         return run
     layers = list(run.layers)
@@ -123,7 +123,7 @@ def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
 
 
 def _names(run: ShownRun, layer: ShownLayer) -> tuple[Names, Names]:
-    """The names of a layer's rows and columns, None where they are not known."""
+    """Return the names of a layer's rows and columns, or None if they are unknown."""
     texts = {"tokens": run.tokens, "sources": run.sources}.get(layer.text)
     cols = run.sources if layer.cross else texts
     if texts is None or cols is None:

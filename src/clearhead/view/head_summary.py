@@ -1,4 +1,4 @@
-"""What each head attends to, in five numbers: means over all queries that are not padding."""
+"""Sums up what each head attends to in five numbers: means over all queries that are not padding."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ HeadSummary = dict[str, list[float]]  # five statistics by name, a number for ea
 def summarise_heads(
     matrix: AttentionMatrix, seen: Observation, padding: Array | None = None, *, cross: bool = False
 ) -> HeadSummary:
-    """Means over the queries of a batch that are not padding.
+    """Average five statistics of each head over the queries of a batch that are not padding.
 
     matrix     an AttentionMatrix (batch, heads, queries, keys)
     seen       an Observation with at least the log-sum-exp
@@ -47,10 +47,10 @@ def summarise_heads(
 
 
 def even_heads(matrix: AttentionMatrix, padding: Array | None = None, *, cross: bool = False) -> HeadSummary:
-    """The same five statistics of a head whose weights are equal, over the keys that the matrix's first head may see.
+    """Average the same five statistics for a head with equal weights on all keys that the matrix's first head may see.
 
-    Their difference from a head's own is what it does by itself: in a short causal text every head is near to its own
-    key and to the first. One number each. O(queries·keys·d_k).
+    A head's difference from these is its preference: in a short causal text every head is near its own key and the
+    first one. One number each. O(queries·keys·d_k).
     """
     problem = matrix.call.problem
     batch, queries, keys = problem.batch, problem.queries, problem.keys
@@ -69,7 +69,7 @@ def even_heads(matrix: AttentionMatrix, padding: Array | None = None, *, cross: 
 
 
 def _near(matrix: AttentionMatrix, left: int) -> Array:
-    """The mass each query gives its own key and the `left` before it, (batch, heads, queries): exp(L_window - L)."""
+    """Return each query's weight on its own key and the `left` keys before it, (batch, heads, queries)."""
     call = matrix.call
     problem = call.problem
     left, before = min(left, problem.keys), problem.window[0]
@@ -79,13 +79,13 @@ def _near(matrix: AttentionMatrix, left: int) -> Array:
 
 
 def _part(inside: AttentionMatrix, matrix: AttentionMatrix) -> Array:
-    """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
+    """Return each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
     within, whole = (State(*(on_cpu(x).astype(np.float64) for x in part.state)) for part in (inside, matrix))
     return np.asarray(share(np, within, whole))
 
 
 def _even(matrix: AttentionMatrix) -> AttentionMatrix:
-    """One head that sees what the first one sees, and whose scores are all 0."""
+    """Make a head that sees what the first head sees, and whose scores are all 0."""
     first = matrix.call.problem.take(heads=range(1))
     unused: dict[str, Any] = {"softcap": None, "alibi_slopes": None, "sinks": None}
     for name in ("bias", "span_table"):
@@ -100,7 +100,7 @@ def _even(matrix: AttentionMatrix) -> AttentionMatrix:
 
 
 def first_key(matrix: AttentionMatrix, batch: int) -> int:
-    """The index of a batch item's first key that is not padding."""
+    """Return the index of a batch item's first key that is not padding."""
     mask = matrix.call.problem.mask
     return 0 if mask is None else int(on_cpu(mask[batch, 0]).any(0).argmax())
 
@@ -108,14 +108,14 @@ def first_key(matrix: AttentionMatrix, batch: int) -> int:
 def _means(
     heads: int, real: Array, sink: Any, previous: Any, diagonal: Any, distance: Any, entropy: Any
 ) -> HeadSummary:
-    """The means over the queries that are real, of `previous` over those that have a key before their own."""
+    """Average over real queries; `previous` over those that have a key before their own."""
     behind = real & (np.cumsum(real, -1) > 1)
     each = {"sink": sink, "previous": previous, "diagonal": diagonal, "distance": distance, "entropy": entropy}
     return {name: _mean(values, behind if name == "previous" else real, heads) for name, values in each.items()}
 
 
 def _mean(values: Any, which: Array, heads: int) -> list[float]:
-    """The mean over the queries selected by `which`, one for each head."""
+    """Average over the queries selected by `which`, for each head."""
     if values is None or not which.any():
         return [np.nan] * heads
     numbers = as_host_array(values, "values")[0].astype(np.float64)

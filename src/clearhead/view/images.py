@@ -1,4 +1,4 @@
-"""A weight matrix as SVG, without a library; and pictures of heads, pixel by pixel, as a page stores them in bytes."""
+"""Draws weight matrices as SVG, without a library, and makes the pictures of heads that a page stores as bytes."""
 
 from collections.abc import Sequence
 from html import escape
@@ -23,11 +23,11 @@ ENDS_AT = "90th percentile of the rows' largest weights, row 0 left out"
 
 
 def reach(peaks: Array) -> float:
-    """The weight at which the colour scale ends: the 90th percentile of the rows' largest weights, without row 0.
+    """Return the weight at which the colour scale ends: the 90th percentile of the rows' maxima, without row 0.
 
-    Under a causal mask row 0 sees one key only, whose weight is 1: a scale up to 1 would leave every other row pale.
+    Under a causal mask row 0 sees only one key, with weight 1: a scale up to 1 would leave every other row pale.
     peaks (queries,): rows without visible keys and nonfinite rows do not count. The percentile is taken by rank, so it
-    is a weight that occurs: of 9 rows the largest, of 10 the second. Returns 1 if no row counts.
+    is one of the maxima: of 9 rows the largest, of 10 the second largest. Returns 1 if no row counts.
     """
     rows = np.asarray(peaks, np.float64)
     for some in (rows[1:], rows[:1]):
@@ -38,7 +38,7 @@ def reach(peaks: Array) -> float:
 
 
 def peaks_of(weights: Array, masked: Array | None = None) -> Array:
-    """Each row's largest weight, (queries,); 0 for a row without visible keys."""
+    """Return each row's largest weight, (queries,); 0 for a row without visible keys."""
     seen = weights if masked is None else np.where(masked, 0.0, weights)
     return np.asarray(seen.max(1, initial=0.0))
 
@@ -52,7 +52,7 @@ def svg(
     name: str = "attention weights",
     high: float | None = None,
 ) -> str:
-    """Weights (queries, keys) as SVG, a square for each; masked cells are hatched, tokens label rows and columns.
+    """Draw weights (queries, keys) as SVG squares; masked ones are hatched, tokens label rows and columns.
 
     high      the weight at which the colour scale ends; None: `reach` of these weights
     """
@@ -88,7 +88,7 @@ def svg(
 
 
 def colours(weights: Array, high: float) -> Array:
-    """RGB bytes, (queries, keys, 3), by the square root of weight / high; nonfinite weights are yellow."""
+    """Colour weights by the square root of weight / high, as RGB bytes (queries, keys, 3); nonfinite ones yellow."""
     shares = weights.astype(np.float64) / high
     place = np.sqrt(np.clip(np.nan_to_num(shares), 0.0, 1.0)) * (len(_STOPS) - 1)
     low = np.minimum(place.astype(int), len(_STOPS) - 2)
@@ -103,9 +103,9 @@ def _names(letter: str, names: Sequence[str] | None, size: int) -> list[str]:
 
 
 def pictures(matrix: AttentionMatrix, side: int) -> dict[str, Array]:
-    """The largest weight of each pixel of one layer, in at most side × side pixels.
+    """Return the largest weight of each pixel of one layer, in at most side × side pixels.
 
-    Returns most (heads, rows, columns), without the first key; first_most (heads, rows), of that key alone.
+    The result has most (heads, rows, columns), without the first key, and first_most (heads, rows), of that key alone.
     O(queries·keys·d_k) per head.
     """
     problem = matrix.call.problem
@@ -122,7 +122,7 @@ def pictures(matrix: AttentionMatrix, side: int) -> dict[str, Array]:
 
 
 def axes() -> Any:
-    """New axes of matplotlib's to draw on. Raises MissingExtraError without matplotlib."""
+    """Make new matplotlib axes. Raises MissingExtraError without matplotlib."""
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -131,12 +131,12 @@ def axes() -> Any:
 
 
 def label(text: str) -> str:
-    """A token or part as an axis shows it: short, and with its dollars, which would begin a formula, escaped."""
+    """Shorten a token or part for an axis, and escape dollars, which would begin a formula."""
     return bare(text)[:24].replace("$", r"\$")
 
 
 def coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
-    """Encode both as bytes, the square root of the share in each head's largest; returns the largest too."""
+    """Encode both as bytes, by the square root of weight / the head's largest; return the largest weights too."""
     finite = [np.where(np.isfinite(x), x, 0.0) for x in (pixels, first)]
     largest = np.maximum(finite[0].max((1, 2), initial=0.0), finite[1].max(1, initial=0.0))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,7 +1,7 @@
-"""The long view: every head as a small picture, and chosen heads with q, k and log-sum-exp, so with every weight.
+"""Makes the long view: every head as a small picture; chosen heads also with q, k and log-sum-exp, so every weight.
 
-Each pixel of a picture covers whole weights and holds their largest. The first key is left out and stored as a column
-of its own, since an attention sink there would outshine all other weights.
+Each pixel of a picture covers whole weights and holds the largest of them. The first key is stored as a separate
+column, since an attention sink there would outshine all other weights.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,16 +30,16 @@ from clearhead.view.images import coded, pictures, reach
 from clearhead.words import Language, read_language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
-ROOM = 55 * 10**5  # characters of a page's arrays, so that all of it has at most 6 MB
-_ONE = 60 * 10**6  # and those of a single head, which a long text has: browsers are slow to open more
+ROOM = 55 * 10**5  # characters for a page's arrays, so that the page has at most 6 MB
+_ONE = 60 * 10**6  # characters for a single head of a long text: browsers are slow to open more
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
-_SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
-_SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
-_PIXEL = 0.6  # characters of a pixel, compressed, in base 85
-_NUMBER = {8: 8.8, 4: 4.2, 2: 1.9}  # and of a number of so many bytes
+_SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact heads
+_SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # the most pixels of all pictures together
+_PIXEL = 0.6  # characters per pixel, compressed, in base 85
+_NUMBER = {8: 8.8, 4: 4.2, 2: 1.9}  # characters per number of so many bytes
 NARROW = next(known for known in FLOATS if known.name == "bfloat16")
-_RULE_BLOCK = 1024  # queries and keys of which is asked at a time whether a rule forbids any
-RULES = EVERYWHERE  # that page/src/attention.js supports
+_RULE_BLOCK = 1024  # queries and keys that are searched at a time for forbidden pairs
+RULES = EVERYWHERE  # the rules that page/src/attention.js supports
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,9 +52,9 @@ class ShownLayer:
     padding: Array | None = None  # (1, queries)
     cross: bool = False
     note: str = ""
-    v: Array | None = None  # (1, kv_heads, keys, d_v); None: not known, and the page's arithmetic ends at the weight
-    g: Array | None = None  # (1, heads, queries, d_v), by A·v; with v the page shows contributions and cuts
-    text: Literal["tokens", "sources", ""] = "tokens"  # what names its queries in the run, and its keys if not cross
+    v: Array | None = None  # (1, kv_heads, keys, d_v); None: unknown, so the page's arithmetic ends at the weight
+    g: Array | None = None  # (1, heads, queries, d_v), derivatives by A·v; with v the page shows contributions and cuts
+    text: Literal["tokens", "sources", ""] = "tokens"  # the run's names for its queries, and keys unless cross
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,7 +68,7 @@ class ShownRun:
     pads: Sequence[int] = ()  # which tokens are padding
     item: str = ""  # which text of a batch this is
     batch: int = 0  # the batch item of the page's steps
-    header: Mapping[str, Any] = field(default_factory=dict)  # the page's `facts` and `words`, where it is the only run
+    header: Mapping[str, Any] = field(default_factory=dict)  # the page's `facts` and `words`, if it is the only run
 
 
 def document(
@@ -80,20 +80,20 @@ def document(
     room: float = ROOM,
     each: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Document:
-    """The document of the page of these runs, with the numbers of all heads or of as many as fit.
+    """Make the document of a page of these runs, with the numbers of all heads or of as many as fit.
 
-    served    True: no numbers are stored, the page requests weights from its server
+    served    True: store no numbers; the page requests weights from its server
     room      characters for the arrays
     each      wraps the loop over the layers, for a progress bar
-    Raises, before any work, SelectionError for runs without weights, RuleError for a title that is no text or another
-    language. O(queries·keys·d_k) time for every head.
+    Raises, before any work, SelectionError for runs without weights, RuleError for a title that is no string or an
+    unknown language. O(queries·keys·d_k) time for every head.
     """
     read_language(language)
     if not isinstance(title, str):
         raise RuleError(expected("title", title, "a text"))
     layers = [layer for run in runs for layer in run.layers]
     if not layers:
-        raise SelectionError("no attention was seen: there is nothing to show.")
+        raise SelectionError("no attention was recorded: there is nothing to show.", "run the model inside ch.watch.")
     for layer in layers:
         if 0 in layer.matrix.shape:
             sizes = named(layer.matrix.shape, WEIGHTS)
@@ -107,9 +107,9 @@ def document(
 def described(
     runs: Sequence[ShownRun], kept: Collection[int] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """The entry `runs` of a header, and its arrays. O(queries·keys·d_k) time for every head.
+    """Make the entry `runs` of a header, and its arrays. O(queries·keys·d_k) time for every head.
 
-    kept      the layers of each run whose numbers are in the page, in bfloat16; None: all, as they are
+    kept      the layers of each run whose numbers are stored, in bfloat16; None: all layers, as they are
     """
     places = [(number, layer) for run in runs for number, layer in enumerate(run.layers)]
     exact = [list(range(len(layer.heads) if kept is None or number in kept else 0)) for number, layer in places]
@@ -118,12 +118,12 @@ def described(
 
 
 def fitting(parts: Sequence[tuple[float, float]], room: float = ROOM, pixels: int = 0) -> tuple[int, bool]:
-    """How many of a page's parts, the first ones, have their numbers in it, and whether these are rounded to bfloat16.
+    """Return how many of a page's parts, from the first, are stored with numbers, and whether as bfloat16.
 
-    parts     the characters of each as it is, and in bfloat16
-    pixels    of the pictures that the page has besides where it has not all numbers
-    All as they are, where there is room for them; else as many in bfloat16 as there is room for, at least one. A part
-    that browsers would be slow to open has none.
+    parts     the characters of each part as it is, and in bfloat16
+    pixels    the pixels of the pictures that the page also has unless all numbers fit
+    All parts as they are, if they fit; else as many in bfloat16 as fit, at least one. A part that browsers would be
+    slow to open is left out.
 
     >>> fitting([(4e6, 2e6), (1e6, 5e5)]), fitting([(4e6, 2e6)] * 9), fitting([(2e7, 1e7)] * 9), fitting([(3e8, 1e8)])
     ((2, False), (2, True), (1, True), (0, True))
@@ -137,12 +137,12 @@ def fitting(parts: Sequence[tuple[float, float]], room: float = ROOM, pixels: in
 
 
 def characters(count: float, itemsize: int) -> tuple[float, float]:
-    """About how many characters of a page numbers of so many bytes take, as they are and in bfloat16."""
+    """Estimate how many characters numbers of so many bytes take in a page, as they are and in bfloat16."""
     return count * _NUMBER[itemsize], count * _NUMBER[2]
 
 
 def _exact(layers: Sequence[ShownLayer], room: float) -> tuple[list[list[int]], bool]:
-    """For each layer the indices of the heads whose numbers fit, and whether they are rounded."""
+    """Return for each layer the indices of the heads whose numbers fit, and whether they are rounded."""
     sizes: list[tuple[float, float]] = []
     pixels, side = 0, _side(sum(len(layer.heads) for layer in layers))
     for layer in layers:
@@ -164,12 +164,12 @@ def _exact(layers: Sequence[ShownLayer], room: float) -> tuple[list[list[int]], 
 
 
 def pixels_of(heads: int) -> int:
-    """How many pixels the pictures of so many heads have at most."""
+    """Return how many pixels the pictures of so many heads have at most."""
     return heads * _side(heads) ** 2
 
 
 def _side(heads: int) -> int:
-    """The side of the pictures of so many heads."""
+    """Choose the side of the pictures of so many heads."""
     return next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
 
 
@@ -182,7 +182,7 @@ def _described(
     served: bool = False,
     prefix: str = "",
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Each layer's entry, and all arrays."""
+    """Make each layer's entry, and all arrays."""
     count, heads = max(1, sum(map(len, exact))), sum(len(layer.heads) for layer in layers)
     large = next((side for side in _LARGE if count * side**2 <= _LARGE_CELLS), 0)
     entries, arrays = [], dict[str, Array]()
@@ -213,10 +213,10 @@ def _runs(runs: Sequence[ShownRun], entries: Iterable[dict[str, Any]]) -> list[d
 def _layer(
     layer: ShownLayer, exact: list[int], numbers: dict[str, Array], sides: tuple[int, int], *, served: bool
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The entry of one layer, and its arrays.
+    """Make the entry of one layer, and its arrays.
 
-    numbers   those of the exact heads
-    sides     of the pictures of all heads, and of those of exact heads
+    numbers   the arrays of the exact heads
+    sides     the sides of the pictures of all heads, and of exact heads
     """
     matrix, problem = layer.matrix, layer.matrix.call.problem
     large = problem.queries * problem.keys > COMPUTED**2
@@ -257,11 +257,11 @@ def _layer(
 
 
 def _numbers(layer: ShownLayer, seen: Observation) -> dict[str, Any]:
-    """The statistics of a layer's heads, their captions, and where their colour scales end."""
+    """Return the statistics of a layer's heads, their captions, and where their colour scales end."""
     means = summarise_heads(layer.matrix, seen, layer.padding, cross=layer.cross)
     each = captions(means, even_heads(layer.matrix, layer.padding, cross=layer.cross))
     numbers = dict(means)
-    if layer.g is not None and seen.output is not None:  # what the heads did: all contributions, summed
+    if layer.g is not None and seen.output is not None:  # each head's contributions, summed
         numbers["effect"] = (
             (np.float64(on_cpu(layer.g)) * as_host_array(seen.output, "output")[0]).sum((0, 2, 3)).tolist()
         )
@@ -276,14 +276,14 @@ def _numbers(layer: ShownLayer, seen: Observation) -> dict[str, Any]:
 
 
 def _put(arrays: dict[str, Array], drawn: Mapping[str, Array], prefix: str) -> dict[str, Any]:
-    """Add the encoded pictures to `arrays`; returns their size, and the weight of the highest code for each head."""
+    """Add the encoded pictures to `arrays`; return their size, and each head's weight at the highest code."""
     codes, first, largest = coded(drawn["most"], drawn["first_most"])
     arrays |= {f"{prefix}most": codes, f"{prefix}first_most": first}
     return {"pixels": list(codes.shape[1:]), "largest": largest}
 
 
 def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str, Array]:
-    """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
+    """Return q, k, v, g and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is theirs."""
     call = layer.matrix.call
     problem = call.problem
     q, k = (_stored(on_cpu(x), narrow=narrow) for x in (call.q, call.k))
@@ -300,7 +300,7 @@ def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str,
 
 
 def _stored(x: Array, *, narrow: bool) -> Array:
-    """The array as it is, or in bfloat16, which has no room for float64's largest numbers."""
+    """Return the array as it is, or in bfloat16, which cannot hold float64's largest numbers."""
     if not narrow or x.itemsize <= 2:
         return x
     with np.errstate(over="ignore"):
@@ -309,7 +309,7 @@ def _stored(x: Array, *, narrow: bool) -> Array:
 
 
 def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(rules as plain numbers, rules as arrays), for some heads or all.
+    """Return (rules as plain numbers, rules as arrays), for some heads or all.
 
     Raises RuleError for a rule that the page's program does not support.
     """
@@ -326,7 +326,7 @@ def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, 
 
 
 def forbids(problem: Problem) -> bool:
-    """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
+    """Do the rules mask any weight of the first batch item? O(queries·keys) to read mask, bias and spans."""
     rules = (unrepeated(x) for x in (problem.mask, problem.bias, problem.span_table) if x is not None)
     each_head = any(rule.shape[1] > 1 for rule in rules)
     heads = problem.heads if each_head else 1

@@ -1,4 +1,4 @@
-"""Token names given by the caller: a list of strings for the text, and one for the text that it attends to."""
+"""Reads the caller's token names: a list of strings for the text, and one for the text that it attends to."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +11,17 @@ Names = Sequence[str] | None
 
 
 def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Names, Names]:
-    """Names of rows and columns: (queries,) and (keys,) strings, or None where none were given.
+    """Return the names of rows and columns, (queries,) and (keys,) strings, or None for names that are not given.
 
     tokens         (keys,) strings of the text; query i is tokens[i + query_offset]. With source_tokens, (queries,)
     source_tokens  (keys,) strings of the other text, for cross-attention
-    Raises RuleError for anything but a list of strings, ShapeError for a list of another length.
+    Raises RuleError for anything but a list of strings, ShapeError for a list of the wrong length.
     """
     texts, other = _strings("tokens", tokens), _strings("source_tokens", source_tokens)
     n, m = problem.queries, problem.keys
     if other is not None:
         if texts is None:
-            raise RuleError("source_tokens is given, but tokens, which name the queries, are not.", "tokens=[…]")
+            raise RuleError("source_tokens names the keys, but nothing names the queries.", "tokens=[…]")
         check_count("tokens", texts, n, "queries")
         check_count("source_tokens", other, m, "keys")
         return texts, other
@@ -32,8 +32,8 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
     inside = len(offsets) == 1 and start >= 0 and start + n <= m
     if not inside or (n != m and not problem.causal and problem.window == (None, None)):
         raise ShapeError(
-            f"tokens cannot name {n} queries and {m} keys at once: they are not one text.",
-            "tokens=[…] for the queries, source_tokens=[…] for the keys.",
+            f"tokens cannot name both {n} queries and {m} keys: they are two texts.",
+            "tokens=[…] names the queries, source_tokens=[…] the keys.",
         )
     check_count("tokens", texts, m, "keys")
     return texts[start : start + n], texts

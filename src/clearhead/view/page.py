@@ -1,7 +1,7 @@
-"""The page's HTML: program, style and document in one file that makes no network requests; and a notebook's output.
+"""Writes the page as HTML, with program, style and document in one file, without network requests; and for notebooks.
 
-A notebook shows text everywhere, a picture of few cells where scripts are off, else the page in a frame: no widget
-and no network. The frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
+A notebook shows text, a picture of a small matrix if scripts are off, and else the page in a frame, without a widget or
+the network. The frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
 """
 
 import os
@@ -20,12 +20,12 @@ from clearhead.errors import FileError
 from clearhead.view.container import Document, parts
 from clearhead.words import Language, read_language, say
 
-MOST_CELLS = 32 * 32  # of a picture in a notebook
-MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
+MOST_CELLS = 32 * 32  # the most cells of a picture in a notebook
+MOST_BYTES = 4 * 2**20  # the most bytes of a page in a notebook, whose file keeps its outputs
 
 
 def html(document: Document) -> str:
-    """The whole page, with the program for the document's kind. Deterministic."""
+    """Write the whole page, with the program for the document's kind. Deterministic."""
     kind = document.header["kind"]
     program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
@@ -51,7 +51,7 @@ def html(document: Document) -> str:
 
 
 def policy(document: Document) -> str:
-    """The Content-Security-Policy: this program and style only; no network, or only the page's own server."""
+    """Write the Content-Security-Policy: only this program and style; no network, or only the page's own server."""
     kind = document.header["kind"]
     connect = "connect-src 'self'; " if document.header.get("served") else ""
     return (
@@ -61,18 +61,18 @@ def policy(document: Document) -> str:
 
 
 def encoded(document: Document) -> bytes:
-    """The page as the bytes of a file."""
+    """Write the page as the bytes of a file."""
     return html(document).encode("utf-8", "xmlcharrefreplace")
 
 
 def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> None:
-    """Write the page to a file, completely or not at all.
+    """Write the page to a file, whole or not at all.
 
-    Raises FileError when the name is not one of an HTML file, before any work, or when it cannot be written.
+    Raises FileError, before any work, if the name is not that of an HTML file, and if the file cannot be written.
     """
     place = Path(read_path(path))
     if place.suffix.lower() not in ("", ".html", ".htm"):
-        raise FileError(f"{place.name} is no name for a page, which is HTML.", f'save("{place.stem}.html")')
+        raise FileError(f"{place.name}: the name of a page must end in .html.", f"{place.stem}.html")
     write_whole(path, encoded(document()))
 
 
@@ -86,7 +86,7 @@ def _asset(name: str) -> str:
 
 
 def bundle(text: str, whole: str, svg: Callable[[], str], cells: int) -> dict[str, str]:
-    """The MIME bundle: text, an SVG of few cells, and the whole page if it is not too large."""
+    """Make the MIME bundle: text, an SVG of a small matrix, and the whole page if it is not too large."""
     outputs = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
         outputs["image/svg+xml"] = svg()
@@ -105,15 +105,15 @@ class Framing:
         def _document(self, language: Language) -> Document: ...
 
     def to_html(self, language: Language = "en") -> str:
-        """Return the page as one self-contained HTML text. Raises RuleError for another language."""
+        """Return the page as self-contained HTML. Raises RuleError for an unknown language."""
         return html(self._document(read_language(language)))
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        """Write the page to an .html file, whole or not at all. Raises FileError, RuleError for an unknown language."""
         write(path, lambda: self._document(read_language(language)))
 
     def show(self, language: Language = "en") -> "Framed":
-        """Show the whole page in a notebook's cell, which keeps all of it. Raises RuleError for another language."""
+        """Show the whole page in a notebook's cell, which saves all of it. Raises RuleError for an unknown language."""
         return Framed(self.to_html(language))
 
 
@@ -131,7 +131,7 @@ class Framed:
 
 
 def framed(text: str) -> str:
-    """The page in a sandboxed frame, as HTML."""
+    """Write the page in a sandboxed frame, as HTML."""
     return (
         f'<iframe sandbox="allow-scripts allow-downloads" title="clearhead" srcdoc="{escape(text)}" '
         'style="width:100%;height:720px;border:0"></iframe>'

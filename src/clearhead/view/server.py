@@ -1,4 +1,4 @@
-"""`clearhead view`: serves the long view, with every weight computed on request, to this machine only.
+"""Serves the long view for `clearhead view`, with every weight computed on request, to this machine only.
 
 It listens on loopback under a secret path, and refuses requests from other pages by their Host and Origin.
 """
@@ -27,7 +27,7 @@ _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "r
 
 
 def application(document: Document, runs: Sequence[ShownRun], token: str) -> Starlette:
-    """The page at /token/, and what it requests (view/answers.py) at /token/tile, /row and /column."""
+    """Serve the page at /token/, and its requests (view/answers.py) at /token/tile, /row and /column."""
     text = page.html(document)
     headers = {**_HEADERS, "content-security-policy": f"{page.policy(document)}; frame-ancestors 'none'"}
 
@@ -53,7 +53,7 @@ def application(document: Document, runs: Sequence[ShownRun], token: str) -> Sta
         except ClearheadError as error:
             return _said(400, error.what)
         except (ValueError, RecursionError):  # RecursionError: very deeply nested lists
-            return _said(400, "the request is no JSON")
+            return _said(400, "the request is not JSON")
         return Response(data, media_type="application/octet-stream", headers=_HEADERS)
 
     routes = [Route("/{token}/", show, methods=["GET"]), Route("/{token}/{what}", weights, methods=["POST"])]
@@ -61,19 +61,19 @@ def application(document: Document, runs: Sequence[ShownRun], token: str) -> Sta
 
 
 def listen(port: int = 0) -> socket.socket:
-    """A listening socket on loopback; port 0 takes a free one. Raises SelectionError if the port cannot be used."""
+    """Open a listening socket on loopback; port 0 takes a free one. Raises SelectionError if the port is unusable."""
     if not 0 <= port <= 65535:
-        raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave --port out for a free one.")
+        raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave out --port to take a free one.")
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
         raise SelectionError(
-            f"port {port} cannot be used: {error.strerror or str(error)}.", "leave --port out for a free one."
+            f"port {port} cannot be used: {error.strerror or str(error)}.", "leave out --port to take a free one."
         ) from None
 
 
 def serve(document: Document, runs: Sequence[ShownRun], say: Callable[[str], None], listening: socket.socket) -> None:
-    """Serve until interrupted; `say` is called with the address."""
+    """Serve until interrupted; call `say` with the address."""
     token = secrets.token_urlsafe(24)
     say(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
     config = uvicorn.Config(application(document, runs, token), log_level="warning", lifespan="off", access_log=False)
