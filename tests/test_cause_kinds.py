@@ -115,7 +115,7 @@ def test_tensors_of_a_graph_are_refused_and_taken_without_it(name: str):
         "cuts have no derivative, and PyTorch keeps or traces a graph for them.\n\n"
         "hint: with torch.no_grad(): A.cut_effects(v, g)"
         if name in "qk"
-        else f"{name} requires grad, and nothing here keeps a graph for it.\n\n"
+        else f"{name} requires grad, and this call has no derivative.\n\n"
         f"hint: {name}.detach(), or `with torch.no_grad():` around the call."
     )
     with pytest.raises(RuleError if name in "qk" else DtypeError) as error:

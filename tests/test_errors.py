@@ -12,6 +12,7 @@ import clearhead as ch
 from clearhead import engines
 from clearhead.core import call as core_call
 from clearhead.errors import DtypeError, EngineError, RuleError, shown, unknown
+from clearhead.torch import scaled_dot_product_attention
 from error_texts import Errors, exact_texts
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
@@ -35,7 +36,7 @@ ARRAYS: Errors = {
         "v is on device meta: no engine here runs there.\n\nhint: v.cpu() moves it.": attention(
             v=torch.ones(2, 2, device="meta")
         ),
-        "v requires grad, and nothing here keeps a graph for it.\n\n"
+        "v requires grad, and this call has no derivative.\n\n"
         "hint: v.detach(), or `with torch.no_grad():` around the call.": attention(
             v=torch.ones(2, 2, 5, 3, requires_grad=True)
         ),
@@ -44,10 +45,11 @@ ARRAYS: Errors = {
         "pad a nested one, and give kv_lengths.": attention(k=torch.ones(2, 2).to_sparse()),
         "q is int64: expected float64, float32, bfloat16 or float16.\n\n"
         "hint: q.astype(np.float32), or q.float() for a tensor.": attention(q=Q.astype(int)),
-        "v is float32 but q is float64: q, k and v must have one dtype.": attention(v=V.astype(np.float32)),
+        "v is float32 but q is float64: q, k and v must have one dtype.\n\n"
+        "hint: v.astype(q.dtype), or v.to(q.dtype) for a tensor.": attention(v=V.astype(np.float32)),
     },
     ValueError: {
-        "q has 1 axes: expected at least two, (queries, d_k).\n\n"
+        "q has shape (8,): expected at least two axes, (queries, d_k).\n\n"
         "hint: q[None, :] makes one row of a vector.": attention(q=np.ones(8)),
         "k is (keys 3, d_k 4) but q is (batch 2, heads 4, queries 6, d_k 8): "
         "all need the same number of axes.": attention(k=FLAT),
@@ -143,6 +145,17 @@ def test_an_engine_that_refuses_gives_all_its_reasons(monkeypatch: pytest.Monkey
             ch.attention(FLAT, FLAT, FLAT, engine=name)
         for engine in engines.NAMES if name is None else (name,):
             assert f"{engine}: No bias. No sinks." in str(error.value)
+
+
+def test_values_left_out_of_a_known_problem_are_refused():
+    q = np.ones((3, 7))
+    assert ch.AttentionMatrix(q, q).shape == (3, 3)  # its problem, without values, is kept
+    with pytest.raises(DtypeError, match=r"^v is a NoneType"):
+        ch.attention(q, q, None)
+    x = torch.ones(3, 7)
+    assert ch.AttentionMatrix(x, x).shape == (3, 3)
+    with pytest.raises(DtypeError, match=r"^value is a NoneType"):
+        scaled_dot_product_attention(x, x, None)
 
 
 def test_a_plan_prints_its_reasons():

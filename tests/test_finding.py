@@ -139,7 +139,7 @@ def test_the_list_says_what_loading_would_say(home, what):
     ("data", "words"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "is a pointer of Git LFS"),
-        (b"\n<!DOCTYPE html><html><title>model</title></html>", "is a web page and not the file"),
+        (b"\n<!DOCTYPE html><html><title>model</title></html>", "is a web page, not a model"),
         (None, "is not whole|not a whole"),
     ],
     ids=["pointer", "page", "truncated"],

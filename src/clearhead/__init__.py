@@ -1,4 +1,4 @@
-"""clearhead: exact attention whose weights stay visible at any length, and which shows how every output came to be.
+"""Exact attention whose weights can be read at any length, and tools that show how a model came to its output.
 
 The public names load when they are first used, so that `import clearhead` stays quick.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from clearhead.watching.seen import Seen as Seen
     from clearhead.watching.watch import watch as watch
 
-# No module beside this one is called like a public name: importing it would put the module in the name's place.
+# No module in this folder may have a public function's name: importing the module would replace the function.
 _HOMES = {
     "AttentionMatrix": "ops.matrix",
     "EffectMatrix": "ops.causes",
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _part(name: str) -> Any:
-    """A part of its own. Where its package is missing, hasattr is False, and the error says how to get it."""
+    """Load a subpackage. If its dependency is missing, hasattr is False and the AttributeError says how to get it."""
     try:
         return _load(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What can go wrong, and the one form in which it is said.
+"""The exceptions, and the helpers that word their messages.
 
 ClearheadError
 ├── ShapeError        (ValueError)    an array's shape does not fit
@@ -6,9 +6,9 @@ ClearheadError
 ├── RuleError         (ValueError)    a score rule's value makes no sense
 ├── UnknownNameError  (TypeError)     a rule or option that does not exist
 ├── SelectionError    (IndexError)    an index outside the matrix
-├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
+├── SizeError         (MemoryError)   the result would not fit in the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
-├── DerivativeError   (RuntimeError)  a derivative that is not there, such as a second one of a peak
+├── DerivativeError   (RuntimeError)  a derivative that does not exist, such as the second of a peak
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
@@ -20,14 +20,14 @@ from difflib import get_close_matches
 
 
 class ClearheadError(Exception):
-    """Base of all errors; `what` says what is wrong, `hint` what to type instead."""
+    """Base class of all errors: `what` says what is wrong, `hint` what to type instead."""
 
     def __init__(self, what: str, hint: str = "", /) -> None:
         self.what, self.hint = what, hint
         super().__init__(f"{what}\n\nhint: {hint}" if hint else what)
 
     def one_line(self) -> str:
-        """The same words on one line, for the command line."""
+        """Return the message and its hint on one line, for the command line."""
         return " ".join(f"{self.what} hint: {self.hint}".split() if self.hint else self.what.split())
 
 
@@ -48,11 +48,11 @@ class UnknownNameError(ClearheadError, TypeError):
 
 
 class SelectionError(ClearheadError, IndexError):
-    """An index outside the matrix, or of a kind that it does not take."""
+    """An index or a choice that is out of range, empty or of the wrong kind."""
 
 
 class SizeError(ClearheadError, MemoryError):
-    """What was asked is larger than the machine's memory."""
+    """The result would not fit in the machine's memory."""
 
 
 class EngineError(ClearheadError, RuntimeError):
@@ -60,7 +60,7 @@ class EngineError(ClearheadError, RuntimeError):
 
 
 class DerivativeError(ClearheadError, RuntimeError):
-    """A derivative that is not there: a second one of a compiled graph, of a peak or of top-k."""
+    """A derivative that does not exist, such as the second of a compiled graph, of a peak or of top-k."""
 
 
 class FileError(ClearheadError, ValueError):
@@ -73,7 +73,7 @@ class MissingExtraError(ClearheadError, ImportError):
 
 @contextmanager
 def needing(package: str, what: str, extra: str) -> Iterator[None]:
-    """Inside, an import that fails raises MissingExtraError: what needs the package, and how to get it."""
+    """Turn an ImportError inside the block into a MissingExtraError that says how to install the package."""
     try:
         yield
     except ImportError as error:
@@ -96,12 +96,12 @@ def check_known(kind: str, names: Iterable[object], known: Collection[str]) -> N
 
 
 def expected(name: str, value: object, wanted: str) -> str:
-    """What is said of a value of the wrong kind: causal is 3: expected True or False."""
+    """Word the message for a wrong value, such as `causal is 3: expected True or False.`."""
     return f"{name} is {shown(value)}: expected {wanted}."
 
 
 def shape_of(value: object) -> tuple[int, ...] | None:
-    """An array's shape; None for what has none, or does not say it."""
+    """Return an array's shape; None if the value has none or raises when asked for it."""
     try:
         shape = getattr(value, "shape", None)
     except Exception:  # a lazy or nested tensor of PyTorch's raises RuntimeError
@@ -110,7 +110,7 @@ def shape_of(value: object) -> tuple[int, ...] | None:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
+    """Show a wrong value in an error: an array as its shape, anything else as its repr on one line, cut if long."""
     kind = type(value).__name__
     try:
         shape = shape_of(value)
@@ -119,6 +119,6 @@ def shown(value: object, most: int = 80) -> str:
             return array if len(array) <= 2 * most else array[: 2 * most]
         long = isinstance(value, (list, tuple, set, frozenset, dict, str, bytes)) and len(value) > 1000
         text = " ".join((reprlib.repr(value) if long else repr(value)).split())
-    except Exception:  # what a stranger's shape or __repr__ raises is its own
+    except Exception:  # another library's shape or __repr__ may raise anything
         text = f"a {kind}"
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""Reads arrays from .npz and .safetensors files, without pickle, and no more than the memory that is free.
+"""Reads arrays from .npz and .safetensors files, without pickle, if they fit in the free memory.
 
 The headers of .npz files are checked by NumPy, those of .safetensors files by the library of that name.
 """

@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: NumPy, PyTorch and whatever speaks DLPack, without a copy; you get back the kind you gave."""
+"""Reads arrays of NumPy, PyTorch and any library with DLPack, without a copy, and gives back the kind it was given."""
 
 import sys
 from collections.abc import Callable, Hashable
@@ -26,7 +26,7 @@ Restore = Callable[[Array], Any]
 class DeviceArray:
     """A tensor in a GPU's memory; engines for that GPU use its `tensor`, all others refuse it.
 
-    One that wraps a tensor in the CPU's memory is for Triton's interpreter; its device is then "interpreter".
+    For Triton's interpreter it wraps a tensor in the CPU's memory; its device is then "interpreter".
     """
 
     __array_ufunc__ = None  # NumPy must not compute with it: arithmetic belongs in kernels
@@ -128,7 +128,7 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return cast("Array", x), same
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(
-            f"{name} is a masked array, and a mask of its own is not read here.",
+            f"{name} is a masked array, and clearhead would ignore its mask.",
             f"{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
         )
     if isinstance(x, np.ndarray):
@@ -169,7 +169,7 @@ def as_rule_array(x: Any, name: str, device: str = "cpu") -> Array:
     if isinstance(x, (int, float, bool, list, tuple, np.generic)):
         try:
             return np.asarray(x)
-        except Exception as error:  # a ragged list's; a stranger's member may raise anything
+        except Exception as error:  # a ragged list, or a member of another library, which may raise anything
             raise DtypeError(f"{name} is no array of numbers: {error}") from None
     array = as_array(x, name)[0]
     return array if device_of(array) == device else on_cpu(array)
@@ -206,7 +206,7 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def unrepeated(x: Any, axes: int | None = None) -> Any:
-    """The same array with size 1 along those of its first `axes` axes, or of all, along which it is broadcast.
+    """Shrink to size 1 the axes along which an array is broadcast, of its first `axes` axes or of all.
 
     A tensor likewise; a DeviceArray is returned as it is.
     """
@@ -237,8 +237,8 @@ def check_tensor(x: Any, name: str) -> None:
         raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
     if torch.jit.is_tracing():
         raise DtypeError(
-            f"torch.jit.trace would record what comes of {name} as a constant.",
-            "torch.export.export records attention as an operator, and so does torch.compile.",
+            f"torch.jit.trace would record results computed from {name} as constants.",
+            "use torch.export.export or torch.compile, which record attention as an operator.",
         )
     what = _STRANGE.get(type(x).__name__, "quantised" if x.is_quantized else "")
     if x.is_nested or x.layout != torch.strided:
@@ -256,12 +256,12 @@ _DENSE = "to_dense(), dequantize(), get_data() and full_tensor() make one; pad a
 
 
 def same(array: Array) -> Array:
-    """Return the array itself: the way back for NumPy arrays."""
+    """Return the array itself: what `as_array` returns to restore NumPy arrays."""
     return array
 
 
 def key_of(q: Any, k: Any, v: Any) -> Hashable:
-    """What is equal for two calls whose arrays have equal shapes and dtypes; None where they need a closer look."""
+    """A key of the arrays' shapes and dtypes, equal for calls that agree in them; None if a closer look is needed."""
     kind = type(q)
     if type(k) is kind is np.ndarray:
         if v is None:
@@ -295,7 +295,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
     if x.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
-            f"{name} requires grad, and nothing here keeps a graph for it.",
+            f"{name} requires grad, and this call has no derivative.",
             f"{name}.detach(), or `with torch.no_grad():` around the call.",
         )
     try:
@@ -305,8 +305,8 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
     except RuntimeError as error:  # inside of torch.func, of many gradients at once, or a subclass
         raise DtypeError(
             f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}",
-            "inside torch.func clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called, all else "
-            "outside; many gradients at once are computed by torch.func.vjp with torch.func.vmap, and jacrev.",
+            "inside torch.func, call only clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g; for many "
+            "gradients at once, use torch.func.vjp with torch.func.vmap, or jacrev.",
         ) from None
 
 
@@ -333,4 +333,4 @@ def _from_dlpack(x: Any, name: str) -> Array:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if hasattr(x, "__array__"):  # bfloat16, which NumPy's own DLPack reader does not know
             return np.asarray(x)
-        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?") from None
+        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "move it to the CPU first.") from None

@@ -101,6 +101,6 @@ def as_places(chosen: Array) -> slice | Array:
 
 
 def part_of(x: Any, batches: Array | None, heads: range | None, queries: range | None) -> Any:
-    """Take some batches, heads and queries of what each row has, (batch, heads, queries); None is all."""
+    """Take some batches, heads and queries of an array (batch, heads, queries, …); None takes all."""
     x = x[:, slice(None) if heads is None else as_slice(heads), slice(None) if queries is None else as_slice(queries)]
     return x if batches is None else x[as_places(batches)]

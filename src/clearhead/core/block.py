@@ -1,4 +1,4 @@
-"""What the definition reads of one block of rows: its arrays, which broadcast against its matrix of weights."""
+"""Block: the arrays and rules of one block of rows; they broadcast to its matrix of weights."""
 
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -51,12 +51,12 @@ class Block:
     query_segments: Any = None  # (…, 1, rows, 1)
     kv_segments: Any = None  # (…, 1, 1, keys)
     sinks: Any = None  # (heads, 1, 1)
-    seen: Any = None  # where a query may attend to a key, where that is known already
+    seen: Any = None  # where a query may attend to a key, if that was computed before
     unknown: Any = None  # (…, heads, rows, keys), NaN where q or k was; 0 elsewhere
 
     @property
     def ahead(self) -> Any:
-        """How far each query's position is behind each key's, (…, 1, rows, keys)."""
+        """The key's position minus the query's, (…, 1, rows, keys)."""
         return self.places - self.positions
 
 
@@ -64,9 +64,9 @@ _RULES = [one.name for one in fields(Block) if one.name in FIELDS and one.name n
 
 
 def block_of(problem: Problem, place: BlockPlace, q: Any = None, k: Any = None) -> Block:
-    """A block of a problem, of the kind of array that q is: NumPy's where there is no q.
+    """Make a block of a problem, in the kind of array that q is, or NumPy's without q.
 
-    q and k, of this block, (batch, heads, rows, d_k) and (batch, kv_heads, keys, d_k), are in the dtype of sums.
+    q (batch, heads, rows, d_k) and k (batch, kv_heads, keys, d_k) are this block's, in the dtype of sums.
     """
     like, at = np.zeros(0) if q is None else q, dict(zip(WEIGHTS, place, strict=True))
     batches, _, rows, keys = place

@@ -1,4 +1,4 @@
-"""One call: the caller's arrays and rules, read and validated once, in one value that everything below takes."""
+"""Call: the caller's arrays and rules, read and validated once, in one value that everything below takes."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ _problems: dict[Hashable, Problem] = {}  # of calls whose rules are numbers, by 
 
 
 class Given(NamedTuple):
-    """What a caller gave, before it is read: a matrix may be asked much later what it is made of."""
+    """A caller's unread arguments; a matrix keeps them to read later, when it is first asked for something."""
 
     q: Any
     k: Any
@@ -38,10 +38,11 @@ class Given(NamedTuple):
 
 
 class Call:
-    """A problem with its arrays, and what turns a result into the kind of array that q is; made by `describe`.
+    """A problem with its arrays, and a function that turns a result into the kind of array that q is.
 
+    `describe` makes it.
     problem   shapes and rules
-    given     q, k and v as the caller gave them, where they are plain arrays or tensors; else None
+    given     q, k and v as the caller gave them, if they are plain arrays or tensors; else None
     q         (batch, heads, queries, d_k)
     k         (batch, kv_heads, keys, d_k)
     v         (batch, any number of heads that divides the query heads, keys, d_v), or None
@@ -116,9 +117,9 @@ class Call:
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Call":
-        """Take some batches, heads, queries or keys only; what is left out stays whole.
+        """Take some batches, heads, queries or keys of the call; None takes all.
 
-        Choosing heads gives each of them a key head of its own. Slices of arrays are views; `batches` may copy.
+        If heads are chosen, each gets its own key head. Slices of arrays are views; `batches` may copy.
         """
         problem = self.problem.take(batches, heads, queries, keys)
         batch = slice(None) if batches is None else as_places(batches)
@@ -134,11 +135,11 @@ class Call:
 
 
 def known(q: Any, k: Any, v: Any, rules: Rules) -> Problem | None:
-    """The problem that `describe` reads, where it was read before and nothing but the arrays' shapes is to be asked."""
+    """The problem that `describe` would read, if it was read before and the key of `_key` finds it; else None."""
     if rules and not all(map(is_number, rules.values())):
         return None
     key = _key(q, k, v, rules) if rules else key_of(q, k, v)
-    return None if key is None else _problems.get(key)  # a compiler would compile anew for each problem that it read
+    return None if key is None else _problems.get(key)  # None while compiling: each problem would be a recompilation
 
 
 def describe(q: Any, k: Any, v: Any, rules: Rules) -> Call:
@@ -177,7 +178,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Call:
 
 
 def _key(q: Any, k: Any, v: Any, numbers: Rules) -> Hashable:
-    """What makes two calls have one problem but for rules that are arrays; None where q, k or v need a closer look."""
+    """The key under which calls share a problem, apart from rules that are arrays; None if a closer look is needed."""
     key = key_of(q, k, v)
     if key is None or not numbers:
         return key

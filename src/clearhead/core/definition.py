@@ -1,11 +1,11 @@
-"""What attention is: the matrix of a block of rows, and what is summed over it, written as the formulas are.
+"""What attention is: the weights of a block of rows and the sums over them, written like the formulas.
 
     S = Q·Kᵀ    S' = c·tanh(scale·S / c) + bias - slope·|i - j| + table    M = S', -inf where i may not see j
     m_i = max_j M_ij    l_i = ln Σ_j exp(M_ij - m_i)    A_ij = exp((M_ij - m_i) - l_i)    O = A·V
 
-Arrays are NumPy's or PyTorch's, (…, heads, rows, keys) and what broadcasts to it. Over everything in float64 this is
-the oracle of the tests (`attend`); over blocks of rows it is the portable engine, on any device; differentiated by
-PyTorch, block by block, it is every derivative that no kernel has.
+Arrays are NumPy's or PyTorch's and broadcast to (…, heads, rows, keys). This one definition serves three times: over
+the whole in float64 as the oracle of the tests (`attend`), over blocks of rows as the portable engine on any device,
+and differentiated by PyTorch, block by block, for every derivative that no kernel has.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ def _masked(x: Block, s: Any) -> Any:
     return s if seen is None else namespace(s).where(seen, s, -np.inf)
 
 
-# From scores q·kᵀ to the logits: each step by name, of the block and of what the step before it gave.
+# From scores q·kᵀ to the logits: each step by name, a function of the block and the step before.
 STEPS: dict[str, Callable[[Block, Any], Any]] = {
     "scaled": lambda x, s: x.scale * s,
     "capped": lambda x, s: s if x.softcap is None else x.softcap * namespace(s).tanh(s / x.softcap),
@@ -59,7 +59,7 @@ STEPS: dict[str, Callable[[Block, Any], Any]] = {
 
 
 def steps(x: Block, scores: Any = None) -> Iterator[tuple[str, Any]]:
-    """The way from q and k, or from scores q·kᵀ, to the logits: each step by name, (…, heads, rows, keys)."""
+    """Yield each step from q and k, or from scores q·kᵀ, to the logits, by name, (…, heads, rows, keys)."""
     s = product(x.q, x.k.swapaxes(-1, -2)) if scores is None else scores
     yield "scores", s
     for name, step in STEPS.items():
@@ -68,7 +68,7 @@ def steps(x: Block, scores: Any = None) -> Iterator[tuple[str, Any]]:
 
 
 def logits(x: Block) -> Any:
-    """What the softmax sees: the last of the steps."""
+    """The logits, the softmax's input: the last of the steps."""
     return deque(steps(x), maxlen=1).pop()[1]
 
 
@@ -104,14 +104,14 @@ def log_weights(masked: Any, state: State) -> Any:
 
 
 def _of_visible(x: Any, masked: Any, of_rows: Any) -> Any:
-    """The numbers x of pairs that see each other, 0 elsewhere; only a row that has a NaN has another number there."""
+    """Set x to 0 where a query may not see a key; a row's NaN would otherwise spread there."""
     xp = namespace(x)
     return x if surely_finite(of_rows) else xp.where(xp.isneginf(masked), 0.0, x)
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """The weights of a block of rows, with what they came from; of the oracle with all between inputs and output."""
+    """The weights of a block of rows, with block, logits and state; in the oracle, with every intermediate."""
 
     block: Block
     masked: Any  # the logits
@@ -144,7 +144,7 @@ def split(v: Any) -> Values:
 
 
 def mix(weights: Any, values: Values, hidden: Callable[[], Any]) -> Any:
-    """A·V, (…, heads, rows, d_v); a value that is not finite is not read where it is hidden (0·NaN would be NaN)."""
+    """A·V, (…, heads, rows, d_v); a nonfinite value does not reach rows that may not see it (0·NaN would be NaN)."""
     finite, nonfinite = values
     total = product(weights, finite)
     if nonfinite is None:
@@ -159,7 +159,7 @@ def mix(weights: Any, values: Values, hidden: Callable[[], Any]) -> Any:
 
 
 def product(a: Any, b: Any) -> Any:
-    """a·b, a (…, heads, rows, x), b (…, fewer heads, x, y): each serves a group of neighbouring heads of a."""
+    """a·b, a (…, heads, rows, x), b (…, fewer heads, x, y): each head of b serves a group of heads of a."""
     *lead, heads, rows, inner = a.shape
     few = b.shape[-3]
     if few in (0, heads):
@@ -175,7 +175,7 @@ def over_heads(x: Any, heads: int) -> Any:
     return spread.reshape(*lead, few * group, tall, wide)
 
 
-# What is observed of a matrix, per query (…, heads, rows), per key (…, heads, keys), or as a picture
+# The statistics: per query (…, heads, rows), per key (…, heads, keys), or a picture
 
 
 def max_logit(a: Matrix) -> Any:
@@ -195,7 +195,7 @@ def distance(a: Matrix) -> Any:
 
 
 def diagonal(a: Matrix) -> Any:
-    """a_ij of the key j at the position of query i; 0 where there is none."""
+    """a_ij for the key j at the position of query i; 0 if no key is there."""
     return namespace(a.masked).where(a.block.ahead == 0, a.weights, 0.0).sum(axis=-1)
 
 
@@ -243,25 +243,25 @@ def groups(a: Matrix, query_groups: Array, key_groups: Array) -> Any:
 
 
 def members(of: Array, labels: Array) -> Array:
-    """Which tokens have which of these labels, as ones and zeros, (batch, 1, of, tokens)."""
+    """1 where a token has one of the labels `of`, else 0: (batch, 1, labels, tokens)."""
     return (of[:, None] == labels[..., None, None, :]).astype(np.float64)
 
 
 def pooled(x: Any, left: Any, right: Any) -> Any:
-    """left·x·rightᵀ, for shares of at least 0; a NaN or an infinity counts where neither of its shares is 0."""
+    """left·x·rightᵀ, left and right at least 0; NaN or infinity reaches only sums in which its factors are not 0."""
     xp, right = namespace(x), right.swapaxes(-1, -2)
     finite = xp.isfinite(x)
     if finite.all():
         return left @ x @ right
     known = xp.where(finite, x, 0.0)
     total = left @ known @ right
-    rows, cols = ((shares > 1e-9) + 0 * shares for shares in (left, right))  # less is a rounding error
+    rows, cols = ((shares > 1e-9) + 0 * shares for shares in (left, right))  # smaller shares are rounding errors
     for value, cells in ((np.nan, xp.isnan(x)), (np.inf, x == np.inf), (-np.inf, x == -np.inf)):
         total = total + xp.where(rows @ (cells + 0 * known) @ cols > 0, value, 0.0)
     return total
 
 
-# What single edges did: core/effects.py has the formulas
+# Effects of edges: core/effects.py has the formulas
 
 
 def contributions(a: Matrix, along: Any) -> Any:
@@ -278,7 +278,7 @@ def cut_effects(a: Matrix, along: Any, whole: Any, others: Any, strongest: Any) 
 
 
 def others_of(masked: Any, along: Any) -> Others:
-    """Each row's key of the largest logit, and what all its other keys answer, without sinks; there is a key."""
+    """Each row's key with the largest logit, and the mean of t over its other keys, without sinks; needs a key."""
     xp, best = namespace(masked), masked.argmax(axis=-1)[..., None]
     logit, term = take(masked, best, -1)[..., 0], take(along, best, -1)[..., 0]
     seen = ~xp.isneginf(masked).all(axis=-1)
@@ -293,12 +293,12 @@ def others_of(masked: Any, along: Any) -> Others:
 
 
 def by_logits(a: Matrix, slopes: Any) -> Any:
-    """The loss's derivatives by the logits, a_ij·(what the loss changes by with a_ij, less the row's mean of that)."""
+    """The gradient of the loss at the logits, a_ij·slope_ij: ∂loss/∂a_ij less its mean over the row is the slope."""
     return namespace(slopes).where(a.hidden(), 0.0, a.weights * slopes)
 
 
 def by_scores(x: Block, capped: Any, by_logits: Any) -> Any:
-    """The loss's derivatives by q·k, from those by the logits; `capped` is what the softcap gave."""
+    """The gradient of the loss at q·k, from that at the logits; `capped` is the softcap's result."""
     slope = 1.0 if x.softcap is None else 1 - (capped / x.softcap) ** 2
     return namespace(by_logits).where(by_logits == 0, 0.0, x.scale * slope * by_logits)
 
@@ -327,7 +327,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Matr
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def from_scores(problem: Problem, scores: Array) -> Matrix:
-    """All intermediates from the scores q·kᵀ, (batch, heads, queries, keys), to the weights; the output is None.
+    """Compute every intermediate from the scores q·kᵀ, (batch, heads, queries, keys), to the weights, without output.
 
     Raises RuleError for a rule that the definition does not have.
     """

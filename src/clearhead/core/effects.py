@@ -1,14 +1,14 @@
-"""What single edges did: the formulas of contributions and cuts, and what a row must know for them.
+"""Effects of single edges: the formulas of contributions and cuts, and the numbers per row that they need.
 
-With g_i the derivative of some number by the output o_i of query i, and t_ij = g_i·v_j, the contribution of an edge is
-a_ij·t_ij, and its cut what g_i·o_i changes by when query i may not see key j: a_ij/(1 - a_ij)·(g_i·o_i - t_ij).
+With g_i the gradient of some number at the output o_i of query i, and t_ij = g_i·v_j, an edge's contribution is
+a_ij·t_ij. Its cut is the change of g_i·o_i when query i may not see key j: a_ij/(1 - a_ij)·(g_i·o_i - t_ij).
 
-1 - a_ij may have no digits left where a_ij is near 1, which only the largest weight of a row can be. For that key, the
-answer of all other keys is computed apart: m_i = g_i·o'_i, by their own softmax. Then the cut is a_ij·(m_i - t_ij),
-where nothing is subtracted from 1. A sink is one more of the others, which adds nothing to m_i.
+A row's largest weight may be so near 1 that 1 - a_ij has no digits left. For its key, the output o'_i of all other keys
+is computed by their own softmax, m_i = g_i·o'_i, and the cut is a_ij·(m_i - t_ij), where nothing is subtracted from 1.
+A sink counts among the other keys, with a value of 0.
 
-Where a cut edge's weight moves to the row's sink instead, e_ij = a_ij·(g_i·v_0 - t_ij), or -a_ij·t_ij with learned
-sinks: contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
+With rest="first", a cut edge's weight moves to the first key instead, e_ij = a_ij·(g_i·v_0 - t_ij), or to the learned
+sink, -a_ij·t_ij: these are contributions of the values v_0 - v_j, or -v_j, of the kind "moved".
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,18 +28,18 @@ Rest = Literal["renormalise", "first"]
 
 
 def read_rest(rest: Any) -> Rest:
-    """Where a cut edge's weight goes. Raises UnknownNameError for another word."""
+    """Read where a cut edge's weight goes. Raises UnknownNameError for another word."""
     check_known("rest", [rest], get_args(Rest))
     return cast("Rest", rest)
 
 
-Others = Mapping[str, Array]  # each row's strongest key and what all its other keys answer, by the names of `no_keys`
+Others = Mapping[str, Array]  # each row's strongest key, and the softmax of its other keys, by the names of `no_keys`
 
 
 def no_keys(shape: tuple[int, ...]) -> dict[str, Array]:
-    """What an engine's `others` answers for rows that see no key, float64 but for the index, without sinks.
+    """What an engine's `others` returns for rows that see no key: float64, the index int64, without sinks.
 
-    strongest         the index of the key with the largest logit, of equal ones the earlier; -1 where there is none
+    strongest         the index of the key with the largest logit, the earlier of equal ones; -1 if there is none
     logit, term       its logit and its t
     largest, log_sum  the state of the other keys' logits
     others            the mean of the other keys' t, by their own softmax
@@ -50,14 +50,14 @@ def no_keys(shape: tuple[int, ...]) -> dict[str, Array]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Terms:
-    """What each row must know for its effects, (batch, heads, queries) in the statistics' dtype, where q lies."""
+    """The numbers per row that effects need, (batch, heads, queries) in the statistics' dtype, on q's device."""
 
     kind: Kind
     state: State
     whole: Array | None = None  # g_i·o_i
     others: Array | None = None  # m_i
-    strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
-    g: Any = None  # (batch, heads, queries, d_v) in the problem's dtype, as the call's values have
+    strongest: Array | None = None  # the key for which m_i is used; -1 where no key is seen
+    g: Any = None  # (batch, heads, queries, d_v) in the problem's dtype, like the call's v
 
     def part(self, batches: Array | None, heads: range | None, queries: range) -> "Terms":
         """The terms of some batches, heads and queries; None is all."""
@@ -67,7 +67,7 @@ class Terms:
         return replace(self, state=State(*(part_of(x, *part) for x in self.state)), **kept)
 
     def among(self, keys: range) -> "Terms":
-        """The terms of the whole rows for some keys only: where each row's strongest key is among them."""
+        """The same terms for a tile of these keys: `strongest` becomes an index among them, -1 where it is not one."""
         if self.strongest is None:
             return self
         strongest = on_cpu(self.strongest)
@@ -78,7 +78,7 @@ class Terms:
 
 @np.errstate(invalid="ignore", over="ignore")
 def terms_of_cuts(others: Others, sinks: Array | None, state: State) -> Terms:
-    """The terms of cuts from each row's others and its state, on the device of the state; sinks (heads,)."""
+    """Compute the terms of cuts from `others` and each row's state, on the state's device; sinks (heads,)."""
     seen = others["strongest"] >= 0
     rest = State(others["largest"], others["log_sum"]), others["others"]
     if sinks is not None:
@@ -97,7 +97,7 @@ def alone(logit: Array, term: Array) -> tuple[State, Array]:
 
 @np.errstate(invalid="ignore", over="ignore")
 def joined(*parts: tuple[State, Array]) -> tuple[State, Array]:
-    """The state and the mean of parts that each have theirs; nothing and 0 where all are empty."""
+    """Merge parts of a row into one state and one mean; an empty row has the state (-inf, 0) and mean 0."""
     whole = states.merged(np, *(state for state, _ in parts))
     mean = np.zeros(whole.largest.shape)
     for state, average in parts:

@@ -70,12 +70,12 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
 
 
 def _check_pointer(path: object, start: bytes, *, page: bool = False) -> None:
-    """Raise FileError for what stands in a download's place: a pointer of Git LFS, or with `page` a web page."""
+    """Raise FileError if a file is a pointer of Git LFS or, with `page`, a web page instead of the download."""
     if start.startswith(b"version https://git-lfs"):
-        what = f"{path} is a pointer of Git LFS, which says where the file is, and not the file."
+        what = f"{path} is a pointer of Git LFS, not the file itself."
         raise FileError(what, "git lfs pull, in its folder.")
     if page and start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        what = f"{path} is a web page and not the file that it tells of."
+        what = f"{path} is a web page, not a model's file."
         raise FileError(what, "download the file itself; on huggingface.co its address has /resolve/ in it.")
 
 

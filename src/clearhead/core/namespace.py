@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.core.arrays import DeviceArray, as_rule_array, to_torch
 from clearhead.core.axes import Array
 
-_FEW = 64  # entries that are picked one by one; more are found by sorting all
+_FEW = 64  # up to so many entries are picked one by one; more are found by sorting all
 _WITHOUT_FLOAT64 = ("mps", "xpu")
 
 
@@ -45,7 +45,7 @@ def on_host(x: Any) -> Array:
 
 
 def full(like: Any, shape: tuple[int, ...], value: float, dtype: Any = None) -> Any:
-    """An array of one value where `like` lies; without a dtype in the numbers in which blocks are added up."""
+    """An array of one value on the device of `like`; without a dtype, in float64 (float32 if the device lacks it)."""
     if isinstance(like, np.ndarray):
         return np.full(shape, value, dtype or np.float64)
     without = dtype is None and like.device.type in _WITHOUT_FLOAT64
@@ -54,7 +54,7 @@ def full(like: Any, shape: tuple[int, ...], value: float, dtype: Any = None) -> 
 
 
 def beside(x: Any, like: Any) -> Any:
-    """Make of a NumPy array or a DeviceArray what `like` is, where that lies; floats in its dtype."""
+    """Convert a NumPy array or a DeviceArray to the kind and device of `like`, and floats to its dtype."""
     x = raw(x)
     if isinstance(like, np.ndarray):
         return x.astype(like.dtype, copy=False) if x.dtype.kind not in "iub" else x
@@ -65,7 +65,7 @@ def beside(x: Any, like: Any) -> Any:
 
 
 def numbers_like(x: Any, like: Any) -> Any:
-    """Make of any numbers what `like` is, with its dtype and where it lies; a tensor keeps its graph."""
+    """Convert any numbers to the kind, dtype and device of `like`; a tensor keeps its graph."""
     if isinstance(like, np.ndarray):
         return as_rule_array(x, "numbers").astype(like.dtype)
     return sys.modules["torch"].as_tensor(x).to(like.device, like.dtype)
@@ -91,7 +91,7 @@ def take(x: Any, places: Any, axis: int) -> Any:
 
 
 def ranked(x: Any, count: int) -> tuple[Any, Any]:
-    """The `count` largest numbers along the last axis, the largest first, and their places; of equal ones the earlier.
+    """The `count` largest numbers along the last axis, largest first, and their places; of equal ones the earlier.
 
     -inf and -1 where there are fewer numbers above -inf.
     """
@@ -114,5 +114,5 @@ def ranked(x: Any, count: int) -> tuple[Any, Any]:
 
 
 def surely_finite(x: Any) -> bool:
-    """Is it known at no cost that no number is NaN or infinite? Of tensors it never is."""
+    """Is every number finite? False for tensors, where finding out would wait for the device."""
     return isinstance(x, np.ndarray) and bool(np.isfinite(x).all())

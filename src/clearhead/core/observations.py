@@ -1,6 +1,6 @@
-"""Reads and checks what a caller asks of a matrix: what to observe, and right-hand sides of products, v and g.
+"""Reads and checks what a caller requests of a matrix: statistics, and right-hand sides of products, v and g.
 
-The table of what can be observed is in statistics.py; ops/observation.py holds the answers.
+statistics.py has the table of statistics; ops/observation.py holds the answers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,8 +38,8 @@ def wanted(
     output   whether A·v is asked for too
 
     Raises UnknownNameError for a statistic that is not in the table, and RuleError, DtypeError or ShapeError for a
-    value that is not what the statistic takes. SizeError where answers about effects and the sums they come from exceed
-    free memory; those about weights are checked by `check_room`.
+    value that the statistic does not take. SizeError if answers about effects and the sums they come from exceed free
+    memory; for answers about weights, the caller calls `check_room`.
     """
     read = check_asked(asked, of=of)
     if read.get("strongest"):
@@ -59,7 +59,7 @@ def check_asked(
     """Validate what can be checked without a problem: everything but the labels of groups.
 
     known     the statistics that can be asked for here; empty means all of the matrix
-    others    further keywords of the caller, which the error lists as well; None means those of `observe`
+    others    further keywords of the caller for the error to list; None means those of `observe`
 
     Returns the keywords with their checked values. Raises UnknownNameError or RuleError.
     """

@@ -106,7 +106,7 @@ class Problem:
         return float(scale[0]) if len(scale) else 1.0
 
     def uses(self, rule: str) -> bool:
-        """Is the rule in use, that is, does its value differ from that of a call without it?"""
+        """Is the rule in use: does its value differ from the value in a call without it?"""
         entry = RULES[rule]
         values = (getattr(self, field) for field in entry.fields)
         return entry.always or any(type(x) is not type(entry.unused) or x != entry.unused for x in values)
@@ -130,10 +130,10 @@ class Problem:
         queries: range | None = None,
         keys: range | None = None,
     ) -> "Problem":
-        """The same problem for some batches, heads, queries or keys only; what is left out stays whole.
+        """Take some batches, heads, queries or keys of the problem; None takes all.
 
-        Results for some keys are entries of the whole matrix only if the log-sum-exp is that over all keys. Choosing
-        heads gives each of them a key head of its own. Slices of arrays are views; `batches` may copy.
+        Results for some keys are entries of the whole matrix only with the log-sum-exp over all keys. If heads are
+        chosen, each gets its own key head. Slices of arrays are views; `batches` may copy.
         """
         chosen: dict[str, Any] = {"queries": queries, "keys": keys, "batch": batches, "heads": heads}
         changes = take(dict(zip(FIELDS, _fields(self), strict=True)), chosen)
@@ -168,9 +168,9 @@ def problem_of(
 
 
 def apart(rules: Rules) -> tuple[Rules, Rules] | None:
-    """The rules that are numbers, and those that are arrays; None where one is neither and needs a closer look.
+    """Split rules into those that are numbers and those that are arrays; None if some value is neither.
 
-    Of the first, a rule whose value is an array is left open; where it is the offset, 0 stands for it.
+    Among the numbers, an array's name has None instead, and an offset's 0.
     """
     arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not is_number(value)}
     rest: Any = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules
@@ -180,7 +180,7 @@ def apart(rules: Rules) -> tuple[Rules, Rules] | None:
 
 
 def with_arrays(problem: Problem, arrays: Rules) -> Problem:
-    """The problem with the rules that `apart` left open."""
+    """Add the rules that `apart` split off as arrays."""
     check_segments(arrays)
     lengths = len(problem.rows), len(problem.cols)
     sizes = Extent(problem.prefix, problem.heads, *lengths, problem.d_k, problem.device)
@@ -191,7 +191,7 @@ def with_arrays(problem: Problem, arrays: Rules) -> Problem:
 
 
 def is_number(value: Any) -> bool:
-    """Can the value be part of a key? Then it is no array, nor anything whose content may change."""
+    """Can the value be part of a key? It must be a number or a tuple of integers and None, which cannot change."""
     if type(value) is tuple:
         return all(type(side) in (int, NoneType) for side in value)
     return type(value) in (int, float, bool, NoneType)
@@ -202,7 +202,7 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
     for name, shape, axes in (("q", q, QUERY), ("k", k, KEY), ("v", v, VALUE)):
         if shape is not None and len(shape) < 2:
             raise ShapeError(
-                f"{name} has {len(shape)} axes: expected at least two, ({axes[-2]}, {axes[-1]}).",
+                f"{name} has shape {tuple(shape)}: expected at least two axes, ({axes[-2]}, {axes[-1]}).",
                 f"{name}[None, :] makes one row of a vector.",
             )
         if shape is not None and len(shape) != len(q):
@@ -242,4 +242,5 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
                 f"{name}.astype(np.float32), or {name}.float() for a tensor.",
             )
         if dtype != dtypes[0]:
-            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
+            what = f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype."
+            raise DtypeError(what, f"{name}.astype(q.dtype), or {name}.to(q.dtype) for a tensor.")

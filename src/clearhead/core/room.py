@@ -22,7 +22,7 @@ def check_room(what: str, size: int, hint: str, device: str = "cpu") -> None:
 
 
 def check_room_for_file(path: object, size: int, what: str) -> None:
-    """Raise FileError where `what`, which the file holds, would take more than the free memory."""
+    """Raise FileError if `what` (a part of the file) would take more than the free memory."""
     free = free_bytes()
     if size > free:
         raise FileError(

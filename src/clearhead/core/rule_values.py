@@ -24,12 +24,12 @@ from clearhead.errors import (
 
 Window = tuple[int | None, int | None]
 _MANY = 2**20  # members of a list that is an argument: an iterable may be endless
-MOST_THREADS = 1024  # more would only take memory: each thread has a stack and a scratch of its own
+MOST_THREADS = 1024  # more would only take memory: each thread has its own stack and working memory
 FAR = 2**53  # the largest position that is allowed: sums of larger ones could overflow
-MOST_FACTOR = 1e18  # of a factor, whose products with scores and positions must be float32 numbers, up to 3.4e38
-LEAST_FACTOR = 1e-30  # of a factor that divides too
+MOST_FACTOR = 1e18  # the largest factor: its products with scores and positions must fit in float32, up to 3.4e38
+LEAST_FACTOR = 1e-30  # the smallest factor that may also divide
 _HINT = "computations in float32 end at 3.4e38, in which 1e18 times a score must fit."
-MOST_ADDED = 2.0**127  # what is added to a score counts as this at most; twice as much is no number of float32
+MOST_ADDED = 2.0**127  # terms added to a score are clipped to this; twice as much would overflow float32
 
 
 class Extent(NamedTuple):
@@ -52,7 +52,7 @@ Fields = Mapping[str, Any]  # of a Problem, those read so far
 
 
 def is_whole(value: Any) -> bool:
-    """Is this an integer of Python's or NumPy's? True and False are not."""
+    """Is this a Python or NumPy integer? True and False do not count."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -81,7 +81,7 @@ def read_place(name: str, value: Any, size: int) -> int:
 
 
 def layer_name(layer: Any, names: Sequence[str]) -> str:
-    """A layer given by its name, or by its number among `names`. Raises SelectionError for another."""
+    """The name of a layer that is given by name or by its number in `names`. Raises SelectionError otherwise."""
     if not is_whole(layer) and not isinstance(layer, str):
         raise SelectionError(expected("layer", layer, "its number or its name"), "layer=0")
     if str(layer) in names:
@@ -135,7 +135,7 @@ def check_size(name: str, numbers: Array | float, *, divides: bool = False) -> N
 
 
 def limited(x: Any) -> Any:
-    """Numbers beyond ±2^127 count as that, so that two of them can be added in float32; infinities stay."""
+    """Clip finite numbers to ±2^127, so that two of them can be added in float32; infinities stay."""
     xp = namespace(x)
     return xp.where(xp.isinf(x), x, xp.clip(x, -MOST_ADDED, MOST_ADDED))
 
@@ -183,7 +183,7 @@ def listed(value: Any) -> list[Any]:
         if isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) != 1:
             raise TypeError
         members = list(islice(value, _MANY + 1))
-    except Exception as error:  # a stranger's iterator may raise anything
+    except Exception as error:  # another library's iterator may raise anything
         raise TypeError from error
     if len(members) > _MANY:
         raise TypeError
@@ -286,7 +286,7 @@ def read_heads(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
 
 def has_axes(value: Any) -> bool:
     """Is this a list or an array of at least one axis, rather than one number?"""
-    if isinstance(value, (int, float)):  # also a size that a compiler leaves open, which has no attributes
+    if isinstance(value, (int, float)):  # also a compiler's symbolic size, which has no attributes
         return False
     return isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", None))
 

@@ -2,8 +2,8 @@
 
 An entry says how a rule's value is read, which fields of a Problem hold it, and along which axes these lie. A new rule
 needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in definition.py or visibility.py
-and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, the pages), each declare
-the set of rules that they support and refuse all others: EVERYWHERE, and what they alone have.
+and in every engine. Engines, and all other code that must know a rule by name (PyTorch's operators, the pages), declare
+the set of rules that they support and refuse others: EVERYWHERE, plus the rules that only they have.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -63,11 +63,11 @@ class Rule:
 
     read      validates the value and returns it as its fields hold it; a tuple where there are several fields
     fields    the fields of a Problem that hold it, with the axes of each; () for what is no array
-    unused    what its fields hold where the rule is not in use
-    neutral   the number that changes nothing, where the value is an array
-    logits    do its numbers grow with the logits? Then logits/t are those of a rule with its numbers over t
+    unused    the value of its fields while the rule is not in use
+    neutral   the number that has no effect, for a rule whose value is an array
+    logits    do logits scale with its numbers? Then dividing all such rules by t divides the logits by t
     forbids   can it forbid a query to attend to a key?
-    always    it has a value in every problem, so None is read too and gives the default
+    always    does it have a value in every problem? Then None is read too and gives the default
     """
 
     read: Read
@@ -100,7 +100,7 @@ RULES: dict[str, Rule] = {  # in the order of `Rules`
     "sinks": Rule(read_heads, {"sinks": ("heads",)}, neutral=-np.inf, logits=True),
     "query_offset": Rule(read_offset, {"query_offset": ("batch",)}, always=True),
 }
-EVERYWHERE = frozenset({  # what all of them support: a new rule is not among these until all of them do
+EVERYWHERE = frozenset({  # the rules that all of them support; a new rule joins once all of them do
     "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
@@ -159,7 +159,7 @@ def read(rules: Rules, sizes: Extent) -> dict[str, Any]:
 
 
 def read_one(name: str, value: Any, sizes: Extent, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that hold one rule's value. `before` has at least those of causal and window where they are in use."""
+    """Read one rule's value as the fields that hold it; `before` has the fields of causal and window if in use."""
     rule = RULES[name]
     values = rule.read(name, value, sizes, before)
     return dict(zip(rule.fields, values if len(rule.fields) > 1 else (values,), strict=True))
@@ -174,10 +174,10 @@ def check_segments(rules: Rules) -> None:
 
 
 def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values by name, with the parts of `spans` apart, as spans[0], spans[1] and spans[2]."""
+    """The values by name, with `spans` split into spans[0], spans[1] and spans[2]."""
     parts = rules.get("spans")
     if not isinstance(parts, (tuple, list)) or len(parts) > len(RULES["spans"].fields):
-        return rules  # what is too long is refused where it is read, not copied
+        return rules  # a tuple that is too long is not copied; reading it refuses it
     rest = {name: value for name, value in rules.items() if name != "spans"}
     return rest | {f"spans[{place}]": part for place, part in enumerate(parts)}
 
@@ -211,7 +211,7 @@ def take(values: Mapping[str, Any], chosen: Mapping[str, Index]) -> dict[str, An
     values   by field; arrays or tensors; None and plain numbers stay as they are
     chosen   by axis; a range or a slice, which copy nothing, an array, or, for tensors, a list
 
-    An axis of size 1 is a broadcast one and stays as it is, unless the index is a slice or selects nothing.
+    An axis of size 1 is broadcast and stays as it is, unless the index is a slice or selects nothing.
     """
     result = dict(values)
     for name, x in values.items():
@@ -224,7 +224,7 @@ def take(values: Mapping[str, Any], chosen: Mapping[str, Index]) -> dict[str, An
             if index is None or (x.shape[place] == 1 and not isinstance(index, slice) and len(index)):
                 continue
             if isinstance(index, np.ndarray) and isinstance(x, np.ndarray) and not x.strides[place]:
-                index = slice(len(index))  # all of them are the same
+                index = slice(len(index))  # a broadcast axis: all entries are the same
             if isinstance(index, (range, slice)):
                 slices[place] = as_slice(index) if isinstance(index, range) else index
             else:

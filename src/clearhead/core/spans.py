@@ -78,9 +78,9 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
 
 
 def added(query_spans: Any, key_spans: Any, table: Any) -> Any:
-    """What the rule adds to each logit, (…, heads, queries, keys), of NumPy's arrays or PyTorch's tensors.
+    """Look up what the rule adds to each logit, (…, heads, queries, keys), in NumPy or PyTorch.
 
-    For labels (…, 1, queries, 1) and (…, 1, 1, keys), and a table (…, heads, query_spans, key_spans).
+    Takes labels (…, 1, queries, 1) and (…, 1, 1, keys), and a table (…, heads, query_spans, key_spans).
     """
     xp = namespace(table)
     there = (query_spans >= 0) & (key_spans >= 0)

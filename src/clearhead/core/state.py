@@ -1,11 +1,11 @@
-"""The state of each row's softmax, which is two numbers: the largest logit, and what the others add to it.
+"""The state of each row's softmax: two numbers, the largest logit and the rest of the log-sum-exp.
 
-A log-sum-exp in one number loses its digits where a row's logits are far from 0: beside -10⁹, ln 6 is nothing in
-float32. So nothing computes with it. With m_i the largest logit of row i, its sink included, and
+A log-sum-exp in one number loses digits where a row's logits are far from 0: -10⁹ + ln 6 is -10⁹ in float32. So no code
+computes with it. With m_i the largest logit of row i, its sink included, and
 
     l_i = ln Σ_j exp(s_ij - m_i), the sink included,
 
-every weight is exp((s_ij - m_i) - l_i). The log-sum-exp, for whoever asks for it, is m + l.
+every weight is exp((s_ij - m_i) - l_i). The log-sum-exp, where a caller asks for it, is m + l.
 """
 
 from contextlib import nullcontext
@@ -15,14 +15,14 @@ import numpy as np
 
 from clearhead.core.axes import Array
 
-_SURE = 2.0**-16  # the rounding of a log-sum-exp in one number that weights may have
-_FINE = 2.0**30  # logits beyond lie 64 apart and more in float32
+_SURE = 2.0**-16  # the largest rounding of a log-sum-exp in one number that weights may inherit
+_FINE = 2.0**30  # above it, neighbouring float32 numbers are 64 or more apart
 
 
 def rounded(logits: Array, dtype: np.dtype[Any]) -> Array:
-    """Logits in float64 of a problem whose statistics have this dtype; those far from 0 become numbers of that dtype.
+    """Round logits in float64 that are far from 0 to the statistics' dtype.
 
-    The largest logit is rounded to it, and l makes up for the rest as far as it has digits for that.
+    A row's largest logit is kept in that dtype, and l has too few digits to make up for so large a rounding.
     """
     if logits.dtype == dtype or not (far := np.abs(logits) > _FINE).any():
         return logits
@@ -32,7 +32,7 @@ def rounded(logits: Array, dtype: np.dtype[Any]) -> Array:
 class State(NamedTuple):
     """m and l, (batch, heads, queries) each, in the statistics' dtype; -inf and 0 where a row sees nothing.
 
-    Of PyTorch's tensors, `largest` has no derivative and `log_sum` has that of the log-sum-exp.
+    In PyTorch's graph, `largest` has no derivative and `log_sum` has the derivative of the log-sum-exp.
     """
 
     largest: Any
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
     @property
     def logsumexp(self) -> Any:
-        """M + l: -inf where a row sees nothing."""
+        """The sum m + l: -inf where a row sees nothing."""
         return self.largest + self.log_sum
 
 
@@ -50,7 +50,7 @@ def taken(state: State, *index: Any) -> State:
 
 
 def share(xp: Any, part: State, whole: State) -> Any:
-    """exp(L_part - L_whole), the part of each row's weights that lies on some of its logits; 0 where they are none.
+    """exp(L_part - L_whole), the share of each row's weight that falls on some of its logits; 0 if there are none.
 
     `xp` is NumPy or torch, whose arrays the states hold.
     """
@@ -62,7 +62,7 @@ def share(xp: Any, part: State, whole: State) -> Any:
 
 @np.errstate(invalid="ignore", over="ignore")  # infinity and NaN are legal values
 def merged(xp: Any, first: State, *others: State) -> State:
-    """The state of rows whose logits are those of all parts; `xp` as in `share`."""
+    """Merge the states of parts of the same rows; `xp` as in `share`."""
     largest = first.largest
     for part in others:
         largest = xp.maximum(largest, part.largest)
@@ -72,7 +72,7 @@ def merged(xp: Any, first: State, *others: State) -> State:
 
 
 def of_logsumexp(logsumexp: Array) -> State | None:
-    """The state by a log-sum-exp in one number; None where some is so large that its rounding shows in the weights."""
+    """The state from a log-sum-exp in one number; None if one is so large that its rounding shows in the weights."""
     finite = np.isfinite(logsumexp)
     if np.abs(np.where(finite, logsumexp, 0.0)).max(initial=0.0) * np.finfo(logsumexp.dtype).eps > _SURE:
         return None

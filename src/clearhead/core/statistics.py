@@ -1,7 +1,7 @@
-"""The one table of statistics: what is observed of attention's weights and of effects of edges, and how parts merge.
+"""The table of statistics: what can be observed of attention's weights and of effects, and how partial results merge.
 
-All that lists statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
-how they merge, which derivatives there are, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
+Every list of statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
+how they merge, their derivatives, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
 `AskedEffects`, `Wanted`, `Observation` and the methods of matrices repeat it for type checkers and for readers; a test
 compares them. Each engine declares the statistics that it computes, and is never asked for another.
 """
@@ -19,21 +19,21 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Statistic(NamedTuple):
-    """One thing that can be observed; a_ij is the weight, s_ij the logit and e_ij the effect of query i and key j.
+    """One entry of the table; a_ij is the weight, s_ij the logit and e_ij the effect of query i and key j.
 
     axes          of its array, after the batch axes
     asked         how a caller asks for it: a flag (True), a count (a whole number), a size (height, width), labels (of
                   queries and of keys), or by giving v
-    computed      of weights, rows: in the pass over keys that computes the output; columns: in a second pass, which
-                  needs the final log-sum-exp L; edges: of effects, in such a pass, as all that is observed of these
+    computed      rows: in the pass over keys that computes the output; columns: in a second pass over weights, which
+                  needs the final log-sum-exp L; edges: in the pass over effects, which computes all their statistics
     over_keys     how parts over disjoint keys merge: weighed by exp(L_part - L), the larger, entropy's own formula, the
-                  strongest of both, logsumexp (the merged state itself), one after the other, added; None: they cannot,
+                  strongest of both, logsumexp (the merged state itself), concatenated (after), added; None: not at all,
                   since the final L is needed, or pixels overlap
-    over_queries  how parts over disjoint queries merge: one after the other, added, the larger, or the strongest
-    derivative    the form of its part in the gradient of the logits: one term per row, one per key, or another, which
-                  is recomputed; None: it has no derivative, as nothing has that is observed of effects
-    definition    in one line
-    of            the matrices that it is observed of, each with the named tuple of its arrays, or None for one array
+    over_queries  how parts over disjoint queries merge: concatenated (after), added, the larger, or the strongest
+    derivative    the form of its term in the gradient of the logits: one number per row, one per key, or another, which
+                  is recomputed; None: no derivative, which holds for every statistic of effects
+    definition    its formula in one line
+    of            the matrices that have it, each with the named tuple of its arrays, or None for one array
     """
 
     axes: tuple[str, ...]
@@ -54,7 +54,7 @@ class Top(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Each query's first effects in some order, and the keys they fall on; 0 and -1 where there are fewer."""
+    """Each query's strongest effects by magnitude, and the keys they fall on; 0 and -1 where there are fewer."""
 
     values: Any
     indices: Any
@@ -123,7 +123,7 @@ class Asked(Watched, total=False):
 
 
 class AskedEffects(TypedDict, total=False):
-    """What `EffectMatrix.observe` can be asked for, besides the order of `top`."""
+    """What `EffectMatrix.observe` can be asked for."""
 
     by_key: bool
     by_query: bool
@@ -162,7 +162,7 @@ class Wanted:
         return [name for name in STATISTICS if (x := getattr(self, name, None)) is not None and x is not False]
 
     def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of each array of one entry; `sizes` has batch, heads, queries, keys and whatever else is needed."""
+        """The shape of each array of a statistic; `sizes` has batch, heads, queries, keys and, for the output, d_v."""
         height, width = self.image or (0, 0)
         rows, columns = (0, 0) if self.groups is None else self.groups[2]
         each = {"height": height, "width": width, "query groups": rows, "key groups": columns, "k": getattr(self, name)}
@@ -177,7 +177,7 @@ class Wanted:
         return [name for name in self.names() if self.of == "effects" or STATISTICS[name].computed == "columns"]
 
     def for_queries(self, queries: range) -> "Wanted":
-        """The same request for some queries only: of the queries' labels, theirs are kept."""
+        """The same request for some queries only, with their labels."""
         if self.groups is None:
             return self
         labels, keys, counts = self.groups
@@ -185,7 +185,7 @@ class Wanted:
 
 
 def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
-    """The statistics of a matrix of which all these facts hold, in the order of the table.
+    """The statistics of a matrix whose entries have these values, in the order of the table.
 
     >>> listed(axes=("heads", "keys"))
     ('received', 'peak')
@@ -195,12 +195,12 @@ def listed(of: Matrix = "weights", **facts: Any) -> tuple[str, ...]:
 
 
 def askable(of: Matrix = "weights") -> tuple[str, ...]:
-    """What can be asked for by name; the output is asked for by giving v."""
+    """The statistics that are requested by name; the output is requested by giving v."""
     return tuple(name for name, one in STATISTICS.items() if of in one.of and one.asked != "v")
 
 
 def smooth(**facts: Any) -> tuple[str, ...]:
-    """The sums over weights of which all these facts hold: the largest weight jumps, and has no second derivative."""
+    """As `listed`, only sums over weights: a largest or strongest weight jumps, and has no second derivative."""
     each = ((name, STATISTICS[name]) for name in listed(**facts))
     return tuple(name for name, one in each if not {one.over_keys, one.over_queries} & {"larger", "strongest"})
 

@@ -1,4 +1,4 @@
-"""What PyTorch does around a call: records it, transforms it, traces it. Its private names are read here, and why."""
+"""Finds out whether PyTorch records, transforms or traces a call; the one place that reads PyTorch's private names."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -8,15 +8,15 @@ from typing import Any
 from clearhead.errors import DerivativeError
 
 _TRACED = (
-    "a compiler traces attention inside of torch.func.grad, vjp or jvp, or with a tangent, where its operator has no "
+    "a compiler traces attention inside torch.func.grad, vjp or jvp, or with a tangent, where its operator has no "
     "derivative; torch.compile without fullgraph=True runs that part uncompiled."
 )
 
 
 def graphed(q: Any, *others: Any) -> bool:
-    """Must PyTorch see a call? Yes where it traces or transforms the call, or keeps a graph for one of these.
+    """Must PyTorch see this call? True if it traces or transforms the call, or records a graph for one of the tensors.
 
-    Where it does not show whether a tensor moves, the answer is yes: such a call is computed plainly after all.
+    True if in doubt: a call that turns out to need no graph is then computed without one.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
@@ -27,7 +27,7 @@ def graphed(q: Any, *others: Any) -> bool:
 
 
 def plain(*tensors: Any) -> bool:
-    """Are these tensors on which nothing but their numbers matters: recorded, cast, transformed, traced by nothing?"""
+    """Are these plain tensors: not recorded, autocast, transformed, traced or watched by a mode?"""
     if "torch" not in sys.modules or ("torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling()):
         return False
     autocast, transformed, watching, traced, forward_ad, recording, types = _looked_up()
@@ -42,7 +42,7 @@ def plain(*tensors: Any) -> bool:
 
 @cache
 def _looked_up() -> tuple[Any, ...]:
-    """What `plain` asks PyTorch: to look it up takes as long as to be answered."""
+    """The functions that `plain` calls, cached: looking them up takes as long as calling them."""
     torch = sys.modules["torch"]
     inside = torch._C  # public names are missing (func's transforms, modes that see operators) or slow (autocast)
     private = inside._is_any_autocast_enabled, inside._functorch.get_interpreter_stack, inside._len_torch_dispatch_stack
@@ -73,12 +73,12 @@ def traced(q: Any) -> bool:
     if _is_differentiated():
         if compiling:  # PyTorch knows built-in errors, and then runs this part uncompiled
             raise RuntimeError(_TRACED)
-        raise DerivativeError(_TRACED, "outside of make_fx and fake tensors every derivative is there.")
+        raise DerivativeError(_TRACED, "outside of make_fx and fake tensors, attention has every derivative.")
     return True
 
 
 def _is_traced(torch: Any, q: Any) -> bool:
-    """Has a tensor no numbers of its own, or does make_fx look on? Without an operator it would see a constant."""
+    """Is this a fake or meta tensor, or does make_fx trace the call? Without an operator it would record a constant."""
     if type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
         return True
     make_fx = sys.modules.get("torch.fx.experimental.proxy_tensor")

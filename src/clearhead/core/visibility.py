@@ -8,8 +8,8 @@ Query i of the whole matrix stands at key position p = i + query_offset. It may 
     mask, bias        mask[i, j] is True, and bias[i, j] is not -inf
     spans             table[query_spans[i], key_spans[j]] is not -inf
 
-`visible` is the mask of a block, in NumPy or in PyTorch; `key_span` bounds, from positions alone, what a block of
-queries has to visit.
+`visible` is the mask of a block, in NumPy or in PyTorch; `key_span` bounds, from positions alone, the keys that a block
+of queries has to visit.
 """
 
 from functools import reduce
@@ -25,7 +25,7 @@ from clearhead.core.spans import added
 
 
 def visible(x: Block) -> Any:
-    """Where a query may attend to a key, which broadcasts to (…, heads, rows, keys); None: everywhere."""
+    """Where a query may attend to a key, bool, broadcasts to (…, heads, rows, keys); None: everywhere."""
     if x.seen is not None:
         return x.seen
     seen = [part for part in (x.mask, x.queries_there, x.keys_there) if part is not None]
@@ -63,7 +63,7 @@ def dense(problem: Problem) -> Array:
 
 
 def key_span(problem: Problem, batch: int, rows: slice) -> slice:
-    """The places of keys outside of which none of these queries may attend to any key, judged by position alone."""
+    """The slice of keys that any of these queries may attend to, judged by position, lengths and window alone."""
     queries, offset = problem.rows[rows], int(problem.query_offset[batch])
     if not queries or (problem.query_lengths is not None and min(queries) >= problem.query_lengths[batch]):
         return slice(0, 0)

@@ -1,4 +1,4 @@
-"""Reads the arguments of a call that PyTorch sees: tensors apart from all else, since its graph has to know each."""
+"""Splits a call for PyTorch's graph into its tensors, by name, and a Task with everything else."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -22,17 +22,17 @@ from clearhead.errors import DtypeError, RuleError
 LABELS = ("query_groups", "key_groups")
 _SPANS = {name: f"spans[{place}]" for place, name in enumerate(RULES["spans"].fields)}
 _INSTEAD = {"scale": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.", "softcap": "softcap.detach()"}
-_NUMBERS = ("scale", "softcap", "causal", "query_offset")  # the rules that are no tensors, but for the window
+_NUMBERS = ("scale", "softcap", "causal", "query_offset")  # rules that can be numbers; the window is left and right
 
 
 class Task(NamedTuple):
-    """What a node of PyTorch's graph computes, but for its tensors; in compilers each field is an argument.
+    """What a node of PyTorch's graph computes, apart from its tensors; for compilers each field is an argument.
 
-    A node takes its tensors by name: q, k, v, g of Aᵀ·g, the rules' by their fields in a Problem, the labels of groups;
-    for a gradient also results of the forward pass, as "known:output", and what is upstream of them, as "by:output".
+    A node takes its tensors by name: q, k, v, g of Aᵀ·g, rules by their fields in a Problem, labels of groups; for a
+    gradient also results of the forward pass, as "known:output", and their upstream gradients, as "by:output".
     """
 
-    answers: str  # what it returns: arrays of statistics, as engines name them; for a gradient, inputs
+    answers: str  # the names of what it returns: arrays of statistics as in engines; for a gradient, inputs
     scale: float | None = None
     softcap: float | None = None
     causal: bool = False
@@ -52,7 +52,7 @@ class Task(NamedTuple):
         return slice(self.start, self.stop, self.step)
 
     def rules(self, x: Tensors) -> Rules:
-        """The rules as keywords again, with those that are tensors."""
+        """The rules as keywords again, including those that are tensors."""
         window = None if self.left is None and self.right is None else (self.left, self.right)
         spans = tuple(x.get(name) for name in _SPANS) if any(name in x for name in _SPANS) else None
         fields = {name: getattr(self, name) for name in _NUMBERS} | {"window": window, "spans": spans} | x
@@ -60,7 +60,7 @@ class Task(NamedTuple):
         return cast("Rules", {name: y for name, y in named.items() if y is not None and y is not False})
 
     def asked(self) -> dict[str, Any]:
-        """The keywords of `observe`, but for the labels of groups."""
+        """The keywords of `observe`, except the labels of groups."""
         values = {"flag": True, "count": self.top, "size": (self.height, self.width)}
         arrays = self.answers.split()
         kinds = {name: one.asked for name, one in STATISTICS.items() if arrays_of(name)[0] in arrays}
@@ -70,7 +70,7 @@ class Task(NamedTuple):
 def read(
     given: Given, v: Any = None, asked: Mapping[str, Any] | None = None, queries: slice = slice(None)
 ) -> tuple[Task, Tensors]:
-    """Read a call of `observe`; without v no output is asked for. What only numbers tell is checked where it runs.
+    """Read a call of `observe`; without v, no output is requested. Checks of tensors' numbers wait until it runs.
 
     Raises what `describe` and `observations.wanted` raise, and RuleError for a scale or softcap that requires grad.
     """
@@ -114,7 +114,7 @@ def read(
 
 
 def part(x: Tensors, role: str) -> Tensors:
-    """The tensors of a gradient's node that play a part, by what they belong to: "known" results, or "by"."""
+    """The tensors of a gradient's node in one role, by result: "known" results, or "by", their upstream gradients."""
     start = f"{role}:"
     return {name.removeprefix(start): one for name, one in x.items() if name.startswith(start)}
 
@@ -148,7 +148,7 @@ def _from_array(x: Any, name: str) -> Tensor:
 
 
 def _values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The values (…, keys, d_v); what is for all heads alike is expanded."""
+    """The values (…, keys, d_v), expanded if all heads share them."""
     columns = v[:, None] if v.ndim == 1 else v
     columns = columns if columns.dtype == q.dtype else autocast(columns)
     if columns.dtype != q.dtype:

@@ -1,14 +1,14 @@
-"""The backward pass: gradients with respect to the inputs from the upstream gradients of the results.
+"""The backward pass: computes gradients of the inputs from upstream gradients of the results.
 
 With a_ij the weights, s_ij the logits, L_i the log-sum-exp, O the output, H the entropy, D the mean distance, R the
-mass each key received, and dX the gradient of the loss with respect to X, the chain rule through a and L gives:
+weight each key received, and dX the gradient of the loss with respect to X, the chain rule through a and L gives:
 
     dA_ij = dO_i·v_j + dR_j - dH_i·(ln a_ij + 1) + dD_i·|i - j|
     dS_ij = a_ij·(dA_ij - Σ_l a_il·dA_il + dL_i)
 
-So an engine needs, besides dO, dR, dH and dD, only one number per row, and no weight is stored (Dao et al. 2022,
-appendix B). Results whose derivative is no such term are recomputed (torch_recomputed.py). A sink is a logit without a
-value: its weight is exp((sink - m_i) - l_i), by the row's state, and it enters only the sum over l.
+So besides dO, dR, dH and dD, an engine needs only one number per row, and no weight is stored (Dao et al. 2022,
+appendix B). torch_recomputed.py handles results whose derivative has another form. A sink is a logit without a value:
+its weight is exp((sink - m_i) - l_i), from the row's state, and it enters only the sum over l.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ _PARTS = {"keys": "received", "entropy": "entropy", "distance": "distance"}  # t
 
 
 def check_derivatives(by: Iterable[str]) -> None:
-    """Raise DerivativeError when the loss depends on a result without a gradient."""
+    """Raise DerivativeError if the loss depends on a result without a derivative."""
     missing = sorted({*by} - _READY)
     if missing:
         raise DerivativeError(f"{', '.join(missing)} has no derivative here.", "take it under torch.no_grad().")
@@ -52,13 +52,13 @@ def gradients(
     bias: tuple[int, int, int, int] | None = None,
     spans: tuple[int, int, int, int] | None = None,
 ) -> dict[str, Array]:
-    """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,), "bias" and "spans", by name.
+    """Compute the gradients of "q", "k", "v" and, if the problem has them, "sinks" (heads,), "bias" and "spans".
 
-    answers  results of the forward pass, (batch, heads, …): the rows' states always, and each result per row in `by`
-    by       the upstream gradients of results with a term per row or per key, each of its result's shape; that of the
-             log-sum-exp as "log_sum"
-    bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
-    spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
+    answers  results of the forward pass, (batch, heads, …): the rows' states, and each result per row that `by` names
+    by       upstream gradients, shaped as the results, of results with a term per row or per key; the log-sum-exp's as
+             "log_sum"
+    bias     the bias's shape before broadcasting, padded with 1, if its gradient is requested
+    spans    likewise for the table of spans
     Gradients of empty inputs are zero. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and
     answers.
     """

@@ -1,8 +1,8 @@
-"""Attention in PyTorch's graph: one function, whose first derivative is fused and whose others are recomputed.
+"""Attention in PyTorch's graph: a node whose first derivative is fused and whose others are recomputed.
 
-A node answers a Task by the engines, in one fused pass: results, Aᵀ·g, or the gradients of inputs from what is upstream
-of results. Its gradients are such a node again; forward mode, and what is differentiated a second time, come from
-torch_recomputed.py. Nodes are made only where something may differentiate or map them.
+A node computes a Task with the engines, in one fused pass: results, Aᵀ·g, or gradients of inputs from upstream
+gradients. Its gradients are such a node again; torch_recomputed.py computes forward mode and second derivatives. Nodes
+are made only if PyTorch may differentiate or map them.
 """
 
 import sys
@@ -30,15 +30,15 @@ from clearhead.engines import native
 from clearhead.errors import RuleError
 
 Compute = Callable[[Task, Tensors], Tensors]
-_uncompiled: list[Compute] = []  # one that compilers leave alone
-_USUAL = "output largest log_sum"  # which the compiled kernel answers with the tensors as they are, as in `attention`
+_uncompiled: list[Compute] = []  # `_compute`, hidden from compilers
+_USUAL = "output largest log_sum"  # the compiled kernel computes these straight from the tensors, as in `attention`
 _FUSED = frozenset({*listed(derivative="row"), *listed(derivative="key"), "log_sum"})
-_AXES = {**FIELDS, **dict(zip(LABELS, (("batch", "queries"), ("batch", "keys")), strict=True))}  # of what is no operand
+_AXES = {**FIELDS, **dict(zip(LABELS, (("batch", "queries"), ("batch", "keys")), strict=True))}  # of rules and labels
 
 
 def compute(task: Task, x: Tensors) -> Tensors:
-    """Answer a task, by name: with a node where PyTorch records one, and tangents where inputs carry them."""
-    if "torch._dynamo" in sys.modules:  # where it runs this part uncompiled, it would still compile single functions
+    """Compute a task's answers by name, with a node if PyTorch records one and tangents if inputs carry them."""
+    if "torch._dynamo" in sys.modules:  # even where it runs this part uncompiled, it would compile inner functions
         if not _uncompiled:
             _uncompiled.append(torch.compiler.disable(_compute))  # type: ignore[no-untyped-call]
         return _uncompiled[0](task, x)
@@ -104,13 +104,13 @@ def keep(ctx: Any, task: Task, names: Iterable[str], tensors: Iterable[Tensor], 
 
 def kept(ctx: Any) -> tuple[Task, Tensors, Tensors]:
     """A node's task, tensors and results."""
-    tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
+    tensors, count = ctx.saved_tensors, len(ctx.names)  # read once: torch.utils.checkpoint allows no second time
     x, results = dict(zip(ctx.names, tensors, strict=False)), tensors[count:]
     return ctx.task, x, dict(zip(ctx.task.answers.split(), results, strict=True))
 
 
 def upstream(task: Task, grads: Iterable[Tensor | None]) -> Tensors:
-    """What is upstream of results, by name. The largest logit has no derivative: log_sum has the log-sum-exp's."""
+    """The upstream gradients by result; none for the largest logit, since log_sum carries the log-sum-exp's."""
     named = zip(task.answers.split(), grads, strict=True)
     return {name: grad for name, grad in named if grad is not None and name != "largest"}
 
@@ -124,7 +124,7 @@ def check_differentiable(needed: Iterable[str]) -> None:
 
 
 def gradients(run: Compute, task: Task, x: Tensors, results: Tensors, by: Tensors, needed: Iterable[str]) -> Tensors:
-    """Let `run` answer the gradients of the needed tensors; `results` has the rows' states, `by` what is upstream."""
+    """Let `run` compute the needed gradients from the rows' states in `results` and the upstream gradients `by`."""
     backward.check_derivatives({*by} - {"product"})
     parts = {f"known:{name}": one for name, one in results.items() if name in backward.READS}
     parts |= {f"by:{name}": one for name, one in by.items()}
@@ -133,7 +133,7 @@ def gradients(run: Compute, task: Task, x: Tensors, results: Tensors, by: Tensor
 
 
 def answer(task: Task, x: Tensors) -> Tensors:
-    """Answer a task by an engine; nothing is recorded here."""
+    """Compute a task with an engine, outside of PyTorch's graph."""
     if part(x, "by"):
         return _gradient(task, x)
     if task.answers == _USUAL and task.engine is None and task.queries == slice(None):
@@ -158,7 +158,7 @@ def answer(task: Task, x: Tensors) -> Tensors:
 
 
 def _whole(task: Task, x: Tensors) -> Call:
-    """The call of a task, with all queries; v may have a head for each key head or for each query head."""
+    """The call of a task with all queries; v may have one head per key head or per query head."""
     v = x.get("v")
     usual = v is not None and v.shape[:-1] == x["k"].shape[:-1]
     call = describe(x["q"], x["k"], v if usual else None, task.rules(x))
@@ -168,7 +168,7 @@ def _whole(task: Task, x: Tensors) -> Call:
 
 
 def _chosen(task: Task, whole: Call) -> tuple[Call, range]:
-    """The call with those queries that a task is about, and these."""
+    """The call with the queries that a task chooses, and their range."""
     every = range(whole.problem.queries)
     rows = every[task.queries]
     return whole if rows == every else whole.take(queries=rows), rows
@@ -184,7 +184,7 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
     sides = ({name: as_array(y, "gradient")[0] for name, y in some.items()} for some in (part(x, "known"), by))
     first, axes = (call.problem.batch, call.problem.heads), len(call.problem.prefix)
     answers, slopes = ({name: y.reshape(first + y.shape[axes:]) for name, y in some.items()} for some in sides)
-    shapes: dict[str, Any] = {}  # in which gradients are asked for, from the inputs': 1 where these are broadcast
+    shapes: dict[str, Any] = {}  # in which gradients are requested: the inputs' own, 1 where they are broadcast
     for name in {"bias", "span_table"} & {*names}:
         *lead, heads, height, width = 1, 1, 1, *x[name].shape
         height = call.problem.queries if name == "bias" and height != 1 else height
@@ -197,7 +197,7 @@ def _gradient(task: Task, x: Tensors) -> Tensors:
 
 
 def _as_input(problem: Problem, rows: range, name: str, x: Tensor, array: Array | None) -> Tensor:
-    """The gradient of an input with the input's own shape and dtype; `rows` are the queries that it is about."""
+    """Give a gradient its input's shape and dtype; `rows` are the queries that the gradient covers."""
     if array is None:  # the loss does not use the output
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     gradient = _tensor(array)
@@ -215,10 +215,10 @@ def _tensor(array: Array) -> Tensor:
 
 
 def mapped(run: Compute, task: Task, x: Tensors, dims: Sequence[int | None], count: int) -> Tensors:
-    """The answers of `count` calls with the calls' axis in front; `dims` has that of each tensor, None: it is shared.
+    """Compute `count` calls at once; `dims` has each tensor's axis of calls, or None if all calls share the tensor.
 
-    They are one call whose first batch axis is that of the calls, to the same bits; or, where numbers of heads or of
-    batch entries differ between calls, one call after the other.
+    Answers have the axis of calls in front. The calls run as one call whose first batch axis is that of the calls, bit
+    for bit the same; or one after the other if rules per head or batch entry differ between calls.
     """
     axes, names = dict(zip(x, dims, strict=True)), task.answers.split()
     gradient = bool(part(x, "by"))
@@ -238,16 +238,16 @@ def _rank(x: Tensor, axis: int | None) -> int:
 
 
 def _at(x: Tensor, axis: int | None, place: int) -> Tensor:
-    """A tensor of one call; zeros where there is no call."""
+    """One call's part of a tensor; zeros if there is no call."""
     if axis is None:
         return x
     return x.select(axis, place) if x.shape[axis] else x.new_zeros((*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 def _folded(x: Tensors, axes: dict[str, int | None], count: int, wanted: Sequence[str]) -> Tensors | None:
-    """The tensors of all calls as those of one; None where one call cannot hold them.
+    """Fold the tensors of all calls into one call; None if one call cannot hold them.
 
-    wanted   the inputs whose gradients are wanted, which are one for each call
+    wanted   the inputs whose gradients are requested, one gradient for each call
     """
     rank, result = _rank(x["q"], axes["q"]), {}
     for name, y in x.items():
@@ -255,7 +255,7 @@ def _folded(x: Tensors, axes: dict[str, int | None], count: int, wanted: Sequenc
         each = axis is not None or name in wanted
         if kind is None or (each and name in BROADCAST):
             y = y.expand(count, *y.shape) if axis is None else y.movedim(axis, 0)
-        if kind is None:  # q, k, v, g, results and what is upstream of them, whose batch axes are those of q
+        if kind is None:  # q, k, v, g, results and upstream gradients, which have q's batch axes
             result[name] = y.unsqueeze(1) if rank == 2 else y  # an axis for the one head
         elif name in BROADCAST:
             result[name] = y.reshape(count, *(1,) * (max(rank, 3) - y.ndim + 1), *y.shape[1:]) if each else y

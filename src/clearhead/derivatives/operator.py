@@ -1,8 +1,8 @@
 """The PyTorch operator through which torch.compile, torch.export and make_fx see attention.
 
 `clearhead::observe` takes the tensors of a node, their names, and the fields of its Task, from which its schema comes.
-It has a function for its shapes in tracing, and its gradient is the same operator again. Outside of compilers
-function.py stands in for it: PyTorch's dispatcher adds about 0.2 ms to each call of an operator.
+A function tells tracing its shapes, and its gradient is the same operator again. Outside of compilers, function.py is
+used instead, since PyTorch's dispatcher adds about 0.2 ms to each call of an operator.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from clearhead.derivatives.arguments import Task, part
 from clearhead.derivatives.recomputed import Tensors
 from clearhead.errors import DerivativeError, RuleError
 
-# an operator's words for Python's types
+# the names of Python's types in an operator's schema
 _KINDS = {bool: "bool", str: "str", str | None: "str?", int: "SymInt", int | None: "SymInt?", float | None: "float?"}
 _SCHEMA = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(Task).items())
 
@@ -35,7 +35,7 @@ def _read(tensors: Sequence[Tensor], names: str, *fields: Any) -> tuple[Task, Te
 
 
 def _answer(*inputs: Any) -> list[Tensor]:
-    """The arrays that are asked for; of a gradient, those of the inputs that are."""
+    """Compute the arrays that the task names: statistics, or gradients of inputs."""
     with torch.no_grad():
         return [*function.answer(*_read(*inputs)).values()]
 
@@ -50,7 +50,7 @@ def _shapes(*inputs: Any) -> list[Tensor]:
     sizes |= {"d_v": 0 if v is None else v.shape[-1], "height": task.height, "width": task.width}
     if "groups" in names:
         if q.device.type == "meta":
-            raise RuleError("how many groups there are says a label, and tensors on the meta device have no numbers.")
+            raise RuleError("labels say how many groups there are, and tensors on the meta device have no numbers.")
         context = torch.library.get_ctx()
         sizes |= {"query groups": context.new_dynamic_size(), "key groups": context.new_dynamic_size()}
     axes = {array: one.axes[1:] for name, one in STATISTICS.items() for array in arrays_of(name)}  # heads lead
@@ -73,9 +73,9 @@ def _derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     task, x, results = function.kept(ctx)
     if part(x, "by"):
         raise DerivativeError(
-            "a compiled or exported graph has no second derivative of attention: its gradient was differentiated again "
+            "attention has no second derivative in a compiled or exported graph: its gradient was differentiated again "
             "(create_graph=True, a hessian, a gradient penalty, a MAML step).",
-            "outside of torch.compile there is one.",
+            "compute this derivative outside of torch.compile.",
         )
     needed, by = list(compress(x, ctx.needs_input_grad[0])), function.upstream(task, grads)
     function.check_differentiable(needed)

@@ -1,9 +1,9 @@
-"""Every derivative that no kernel has: the definition over blocks of rows, computed anew for each derivative.
+"""Every derivative that no kernel has: the definition over blocks of rows, recomputed for each derivative.
 
-`Blocks` is a function of tensors whose results are put together from those of its blocks. Its gradient and its tangent
-are such functions again, and PyTorch's graph keeps nothing but their inputs. So a derivative of any order takes
-O(queries + keys) memory beside one block. In a block everything is written as the formulas are, in PyTorch's
-operations, by core/definition.py: on any device, and under every transform of torch.func.
+`Blocks` is a function of tensors whose results are assembled from those of its blocks. Its gradient and its tangent
+are such functions again, and PyTorch's graph keeps only their inputs. So a derivative of any order takes
+O(queries + keys) memory besides one block. Within a block, core/definition.py writes the formulas in PyTorch's
+operations: they run on any device and under every transform of torch.func.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from clearhead.core.namespace import take
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, arrays_of
 
 Tensors = dict[str, Tensor]
-INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative, as arguments name it
+INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # the inputs that have a derivative
 _BLOCK = 1 << 18  # weights of a block; a second derivative holds some forty arrays of this size at a time
-_ROWS = 64  # that a block should have before it takes more heads
-_AXES = {  # what the last three axes of each tensor run along; "" is not cut into blocks
+_ROWS = 64  # a block gets this many rows before it gets more heads
+_AXES = {  # the last three axes of each tensor; "" is not cut into blocks
     **dict.fromkeys(("q", "g", "output", "bad rows"), ("heads", "rows", "")),
     **dict.fromkeys(("k", "v", "product"), ("heads", "keys", "")),
     **dict.fromkeys(("bias", "mask"), ("heads", "rows", "keys")),
@@ -45,7 +45,7 @@ _OF_BLOCK = {field.name for field in fields(Block)}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Form:
-    """What the definition needs to know besides tensors."""
+    """What the definition needs besides tensors: sizes, numbers and positions."""
 
     batch: int
     heads: int
@@ -56,7 +56,7 @@ class Form:
     softcap: float | None
     left: int | None  # how many keys before its position a query may see; None: all
     right: int | None
-    offset: int | None  # of the queries' positions; None: it is not one known number
+    offset: int | None  # of the queries' positions; None: not the same known number for all
 
     def blocks(self) -> Iterator[dict[str, slice]]:
         """The key heads, rows and keys of each block."""
@@ -78,12 +78,12 @@ class Form:
         return slice(start, self.keys if self.right is None else max(start, min(self.keys, last + self.right + 1)))
 
     def sizes(self, name: str) -> list[int | None]:
-        """The last three axes of a result; None where only the result says it."""
+        """The sizes of a result's last three axes; None where only the result itself tells."""
         known = {"heads": self.heads, "rows": len(self.rows), "keys": self.keys}
         return [known.get(axis) for axis in _AXES[name]]
 
     def within(self, name: str, sizes: Sequence[int], block: dict[str, slice]) -> tuple[Any, ...]:
-        """The index of a block in a tensor with these last axes; where one is 1, it belongs to all blocks."""
+        """The index of a block in a tensor with these last axes; all blocks share an axis of size 1."""
         index: list[Any] = [...]
         for axis, size in zip(_AXES[name], sizes, strict=True):
             part = slice(None) if not axis or size == 1 else block[axis]
@@ -97,8 +97,8 @@ class Form:
 class Blocks:
     """A function of tensors that is computed block by block.
 
-    function   of the tensors of one block; the results are added to those of the other blocks, each in its place
-    takes      the names in _AXES of the tensors; gives: of the results
+    function   maps the tensors of one block to its results, which are added to the whole at the block's place
+    takes      the tensors' names in _AXES; gives: the results' names
     """
 
     form: Form
@@ -107,7 +107,7 @@ class Blocks:
     gives: tuple[str, ...]
 
     def gradient(self, wanted: Sequence[bool]) -> "Blocks":
-        """The gradients of the wanted tensors, as a function of all tensors and the results' upstream gradients."""
+        """The gradients of the wanted tensors, as Blocks that take all tensors and the results' upstream gradients."""
         count = len(self.takes)
 
         def function(*x: Tensor) -> tuple[Tensor, ...]:
@@ -117,25 +117,25 @@ class Blocks:
         return Blocks(self.form, function, (*self.takes, *self.gives), tuple(compress(self.takes, wanted)))
 
     def tangent(self, moving: Sequence[bool]) -> "Blocks":
-        """The results' tangents, as a function of all tensors and the tangents of those that move."""
+        """The results' tangents, as Blocks that take all tensors and the tangents of the moving ones."""
         count = len(self.takes)
 
         def function(*x: Tensor) -> tuple[Tensor, ...]:
-            at = tuple(y.contiguous() for y in compress(x, moving))  # no tangent has expanded strides
+            at = tuple(y.contiguous() for y in compress(x, moving))  # jvp refuses tangents with expanded strides
             of, along = self._of(moving, x[:count]), x[count:]
             try:
                 return tuple(torch.func.jvp(of, at, along)[1])
             except RuntimeError as error:  # inside of forward_ad.dual_level, which PyTorch cannot nest
                 if "Nested forward mode" not in str(error):
                     raise
-            # the gradient is linear in what is upstream, with this slope
+            # jvp by two vjps: the gradient is linear in the upstream gradient, so its gradient is the tangent
             results, back = torch.func.vjp(of, *at)[:2]
             return tuple(torch.func.vjp(lambda *by: back(by), *map(torch.zeros_like, results))[1](along))
 
         return Blocks(self.form, function, (*self.takes, *compress(self.takes, moving)), self.gives)
 
     def mapped(self, count: int, axes: Sequence[int | None]) -> "Blocks":
-        """`count` calls at once, each tensor with the calls' axis in front, or, where it is None, the same for all."""
+        """`count` calls at once: each tensor has the calls' axis in front, or is shared by all if its axis is None."""
         form = replace(self.form, batch=self.form.batch * max(1, count))
         function: Any = torch.func.vmap(self.function, in_dims=tuple(axes))
         return Blocks(form, function, self.takes, self.gives)
@@ -202,7 +202,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def compute(blocks: Blocks, *x: Tensor) -> tuple[Tensor, ...]:
-    """The results, which have every derivative."""
+    """Compute the results, with derivatives of every order."""
     results: tuple[Tensor, ...] = _Recomputed.apply(blocks, *x)  # type: ignore[no-untyped-call]
     return results
 
@@ -214,12 +214,12 @@ def still_of(x: Tensor) -> Tensor:
 
 
 def attention(form: Form, names: Sequence[str], takes: Sequence[str]) -> Blocks:
-    """The results of attention by these names; takes: the names of the tensors, of which core/block.py has most."""
+    """Make the Blocks that compute these results of attention; takes: the tensors' names, mostly Block's fields."""
     return Blocks(form, partial(_results, form, tuple(names), tuple(takes)), tuple(takes), tuple(names))
 
 
 def peak_rows(form: Form, takes: Sequence[str], given: Sequence[Tensor]) -> Tensor:
-    """The row with each key's largest weight, (…, heads, 1, keys); the first one where several are equal."""
+    """The row with each key's largest weight, (…, heads, 1, keys); the first of equal ones."""
     shape = *given[0].shape[:-3], form.heads, 1, form.keys
     best, at = given[0].new_full(shape, -1.0), given[0].new_zeros(shape, dtype=torch.int64)
     for block, (weights,) in attention(form, ("weights",), takes).each(given):
@@ -257,7 +257,7 @@ def _results(form: Form, names: Sequence[str], takes: Sequence[str], *given: Ten
 
 
 def _at(weights: Tensor, places: Tensor, keys: Tensor) -> Tensor:
-    """Each row's weights at these places among all keys; 0 at a place that is none of the block's keys."""
+    """Each row's weights at these places among all keys; 0 at a place outside the block."""
     if not keys.shape[-1]:
         return torch.zeros_like(places, dtype=weights.dtype)
     local = places - keys[..., :1]

@@ -1,6 +1,6 @@
-"""Forward mode and second derivatives of what a node answers: its tensors as `recomputed.py` takes them, and back.
+"""Forward mode and second derivatives of a node: converts its tensors to the shapes of `recomputed.py`, and back.
 
-Tensors are there as (…, heads, rows, columns): results per query have one column, results per key one row.
+There, tensors are (…, heads, rows, columns): results per query have one column, results per key one row.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,9 @@ _SMOOTH = {array for name in smooth() for array in arrays_of(name)} | {"product"
 
 
 def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
-    """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative.
+    """Raise DerivativeError for a result that jumps from key to key, such as a maximum.
 
-    names   of statistics or of their arrays
+    names   names of statistics or of their arrays
     """
     missing = sorted({"top" if name in arrays_of("top") else name for name in names} - _SMOOTH)
     if missing:
@@ -40,7 +40,7 @@ def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under 
 
 
 def gradients(task: Task, x: Tensors) -> Tensors:
-    """The gradients that a task asks for, from those of any results, which no engine has."""
+    """Compute a task's gradients where no engine does, from upstream gradients of any results."""
     (given, form), upstream, names = _read(task, x), part(x, "by"), task.answers.split()
     if not form.batch * form.heads * len(form.rows) * form.keys:
         return {name: torch.zeros_like(x[name]) for name in names}
@@ -58,10 +58,10 @@ def gradients(task: Task, x: Tensors) -> Tensors:
 
 
 def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensors:
-    """The tangents of what a node answers, by name: of results, or of gradients where it has what is upstream."""
+    """Compute the tangents of a node's results by name, or of its gradients if x has upstream gradients."""
     upstream, inputs = part(x, "by"), {name: y for name, y in along.items() if ":" not in name}
     check_smooth(upstream or results, "second derivative" if upstream else "forward-mode derivative")
-    answered = upstream or {name: y for name, y in results.items() if name != "largest"}  # which has no derivative
+    answered = upstream or {name: y for name, y in results.items() if name != "largest"}  # largest has no derivative
     given, form = _read(task, x)
     sides = (_shaped(given, form, side) for side in (upstream, inputs, part(along, "by")))
     still, by, moving, changing = _finite(_inputs(form, given, answered), *sides)
@@ -75,9 +75,9 @@ def tangents(task: Task, x: Tensors, results: Tensors, along: Tensors) -> Tensor
 
 
 def gradients_gradients(task: Task, x: Tensors, again: Tensors, needed: Iterable[str]) -> Tensors:
-    """The gradients of Σ again·gradients by what is `needed`: inputs and, "by:" named, upstream gradients.
+    """Compute the gradients of Σ again·gradients at the `needed` inputs and upstream gradients ("by:…").
 
-    again    upstream gradients of the gradients that the node answers, by the inputs' names
+    again    the upstream gradients of the node's gradients, by the inputs' names
     """
     upstream, names = part(x, "by"), {*needed}
     check_smooth(upstream, "second derivative")
@@ -99,7 +99,7 @@ def _ordered(some: Tensors, of: Iterable[str]) -> list[Tensor]:
 
 
 def _read(task: Task, x: Tensors) -> tuple[Arguments, Form]:
-    """A node's tensors and rules by name, and what the definition needs to know besides tensors."""
+    """Read a node's tensors and rules by name, and the Form: what the definition needs besides tensors."""
     check_supported("a recomputed derivative", EVERYWHERE, turned_on(task.rules(x)))
     q, k = x["q"], x["k"]
     given: Arguments = {**dict.fromkeys((*FIELDS, *LABELS, "v", "g")), **x}
@@ -124,14 +124,14 @@ def _usual(given: Arguments) -> torch.dtype:
 
 
 def _chosen(form: Form, x: Tensor, place: int, whole: int) -> Tensor:
-    """The chosen queries along an axis; one that is shared stays as it is."""
+    """Take the chosen queries along an axis; an axis of size 1 stays as it is."""
     if form.rows == range(whole) or x.shape[place] != whole:
         return x
     return x.index_select(place, torch.tensor([*form.rows], dtype=torch.int64, device=x.device))
 
 
 def _shape(given: Arguments, form: Form, name: str, x: Tensor) -> Tensor:
-    """An input, a result or what belongs to it as (…, heads, rows, columns), in the dtype of statistics; linear."""
+    """Reshape an input, a result or their gradient to (…, heads, rows, columns), in the statistics' dtype; linear."""
     x = x.to(_usual(given))
     if name in ("sinks", "scales", "alibi_slopes"):
         return x.reshape(-1, 1, 1)
@@ -154,7 +154,7 @@ def _input(given: Arguments, form: Form, name: str, gradient: Tensor) -> Tensor:
 
 
 def _result(given: Arguments, name: str, x: Tensor) -> Tensor:
-    """A result, or what belongs to it, in the shape in which it is answered."""
+    """Reshape a result or its gradient to the shape in which the node returns it: the inverse of `_shape`."""
     x = x.squeeze(-1) if name in _PER_QUERY else x.squeeze(-2) if name in _PER_KEY else x
     x = x if given["q"].ndim > 2 else x.squeeze(0)
     return x.to(given["q"].dtype) if name == "output" else x
@@ -187,7 +187,7 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
     for name in {"image", "groups"} & {*results}:
         sides = zip(("queries", "keys"), LABELS, results[name].shape[-2:], (len(form.rows), form.keys), strict=True)
         for side, labels, count, size in sides:
-            if name == "groups":  # which one each token belongs to, as ones, (…, 1, tokens, groups)
+            if name == "groups":  # 1 for each token's group, else 0, (…, 1, tokens, groups)
                 x = given[labels] if side == "keys" else _chosen(form, given[labels], -1, queries)
                 x = x[..., None, :, None] == torch.arange(count, device=x.device)
             else:  # each token's share in the pixels, (1, tokens, pixels)
@@ -198,19 +198,19 @@ def _inputs(form: Form, given: Arguments, results: Tensors) -> Tensors:
 
 
 def _each(x: Tensor) -> Tensor:
-    """A number for each batch entry."""
+    """Shape one number per batch entry to broadcast over (batch, heads, rows, keys)."""
     return x.long()[..., None, None, None]
 
 
 def _finite(inputs: Tensors, *others: Tensors) -> tuple[Tensors, ...]:
-    """The tensors with 0 for NaN and infinity, and "bad rows" and "bad keys" among the inputs, which say where one was.
+    """Replace NaN and infinity by 0, and note their places in new inputs, "bad rows" and "bad keys".
 
-    Else 0·NaN would bring them where a rule forbids it. Biases and tables are left as they are: no product reads them.
+    Otherwise 0·NaN would carry them to places that a rule forbids. Biases and tables stay: no product reads them.
     """
     sides = [
         {name: x for name, x in side.items() if name in _OF_ROWS | _OF_KEYS | _PER_KEY} for side in (inputs, *others)
     ]
-    with suppress(RuntimeError):  # under torch.vmap nobody can say it for all calls
+    with suppress(RuntimeError):  # torch.vmap cannot test the numbers of all calls at once
         if all(bool(x.isfinite().all()) for side in sides for x in side.values()):
             return inputs, *others
     none = inputs["q"].new_zeros((1, 1, 1), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The choice of an engine, with its reasons: the CPU's engines from the fastest on, then the GPU's."""
+"""Chooses an engine and says why: the CPU's engines first, the fastest before the others, then the GPU's."""
 
 import os
 from dataclasses import dataclass, replace
@@ -18,19 +18,20 @@ from clearhead.loading import load
 
 _NATIVE = cast("Engine", native)
 NAMES = ("native", "portable", "triton")
+_HINT = "leave `engine` out, or unset CLEARHEAD_ENGINE, to let clearhead choose."
 EXPERIMENTAL = {"triton": "its kernels are tested in Triton's interpreter and compiled, and have never run on a GPU."}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which engine a call takes, and why each faster one can't."""
+    """The engine that a call uses, and the reasons why each faster one cannot run."""
 
     engine: str
     reasons: dict[str, list[str]]
 
     @property
     def experimental(self) -> str:
-        """Why the chosen engine is called experimental, as a sentence; "" where it is not."""
+        """Why the chosen engine counts as experimental, as a sentence, or "" if it does not."""
         return EXPERIMENTAL.get(self.engine, "")
 
     def __str__(self) -> str:
@@ -51,13 +52,13 @@ def chosen(problem: Problem, name: str | None = None) -> Engine:
 
 
 def choose(problem: Problem, name: str | None = None, want: Wanted | None = None, what: str = "") -> Plan:
-    """The first engine with no reason against it, or the named one.
+    """Choose the first engine with no reason against it, or check the named one.
 
-    name    an engine's name; None takes that of the environment variable CLEARHEAD_ENGINE, or chooses
-    want    what has to be observed: an engine that does not compute all of it cannot be chosen
-    what    what it has to answer besides, such as "gradients" or "effects"
+    name    an engine's name; None takes the environment variable CLEARHEAD_ENGINE, or chooses
+    want    the statistics that the engine must compute
+    what    what else it must compute, such as "gradients" or "effects"
 
-    Raises UnknownNameError for another name, and EngineError with every reason where no engine can run the problem.
+    Raises UnknownNameError for an unknown name, and EngineError with every reason if no engine can run the problem.
     """
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     if name is not None and not (isinstance(name, str) and name in NAMES):
@@ -75,14 +76,15 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
             return Plan(candidate, reasons)
         reasons[candidate] = against
     shown = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
-    raise EngineError(f"no engine can run this problem. {shown}", "leave `engine` out to let clearhead choose.")
+    what = "no engine can run this problem." if name is None else f"the engine {name} cannot run this problem."
+    raise EngineError(f"{what} {shown}", _HINT if name else "")
 
 
 @cache
 def _tell(missing: str) -> None:
-    """Log once per process why the compiled kernel cannot run at all, if so: until then nobody may know that it can't.
+    """Log, once per process, why the compiled kernel cannot run, since users would otherwise only notice a slow call.
 
-    It goes through `logging` and not `warnings`, since the calling program is not at fault and gets the same answers.
+    It uses `logging`, not `warnings`, since the calling program is not at fault and gets the same answers.
     """
     if missing:
         import logging
@@ -92,13 +94,13 @@ def _tell(missing: str) -> None:
 
 
 def undeclared(engine: Engine, want: Wanted) -> list[str]:
-    """Why an engine cannot answer all that is wanted: it does not compute some statistic. Empty where it can."""
+    """Say which requested statistics an engine does not compute, as one sentence; [] if it computes all."""
     missing = [name for name in want.names() if name not in engine.STATISTICS]
     return [f"it does not compute {', '.join(missing)}."] if missing else []
 
 
 def able(engine: Engine, problem: Problem, want: Wanted, name: str | None = None) -> Engine:
-    """The given engine, or else the first, that computes all that is wanted. Raises EngineError where none does."""
+    """Return this engine if it computes all requested statistics, else the first that does. Raises EngineError."""
     return engine if not undeclared(engine, want) else get(choose(problem, name, want).engine)
 
 
@@ -109,11 +111,11 @@ def state_of(engine: Engine, call: Call) -> State:
 
 
 def answer(engine: Engine, call: Call, want: Wanted, state: State | None = None) -> dict[str, Array]:
-    """Everything wanted, by array name, in the fewest passes over the keys.
+    """Compute all requested statistics, by array name, in the fewest passes over the keys.
 
-    The rows' state is passed where it is known, with the bits of this engine's own row pass; where it is not known and
-    has to be computed, it is among the answers. A row pass that is needed anyway may answer `received`
-    too. Raises SizeError where the answers are larger than memory.
+    Give the rows' state if it is known, as this engine's row pass computes it, bit for bit; if it must be computed, the
+    answers include it. A row pass that is needed anyway may answer `received` too. Raises SizeError if the answers are
+    larger than memory.
     """
     problem, v = call.problem, call.v
     if want.output != (v is not None):

@@ -1,4 +1,4 @@
-"""The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
+"""The interface of an engine, and helpers for engines. An engine is a module with the functions of `Engine`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
@@ -23,9 +23,9 @@ Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtyp
 
 
 class Upstream(NamedTuple):
-    """The upstream gradient: the loss's derivatives by what attention answered, as engines take it (from backward.py).
+    """The upstream gradient: that of the loss at attention's results, in the form that backward.py gives engines.
 
-    With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is
+    With a_ij the weights, the gradient of the loss at the logit of query i and key j, where i may see j, is
 
         dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|),
 
@@ -42,51 +42,51 @@ class Upstream(NamedTuple):
 
 
 class Engine(Protocol):
-    """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
+    """What every engine has. All arrays are (batch, heads, …); q, k and v may have any strides.
 
-    Statistics are float32, or float64 for float64. An engine that also answers what single edges did (core/effects.py
-    has the formulas) has `others` and `product`, and takes rows' terms where others take their states.
+    Statistics are float32, or float64 for float64. An engine that also computes effects of edges (core/effects.py has
+    the formulas) has `others` and `product`, and takes the rows' Terms wherever others take their State.
     """
 
-    STATISTICS: frozenset[str]  # those that it computes; it is never asked for another
+    STATISTICS: frozenset[str]  # the statistics that it computes; it is never asked for another
 
-    RULES: frozenset[str]  # the score rules that it computes with; a problem with another one is refused
+    RULES: frozenset[str]  # the score rules that it supports; it refuses a problem with another one
 
-    GRADIENTS: frozenset[str]  # the inputs whose gradients it computes; those of others are recomputed
+    GRADIENTS: frozenset[str]  # the inputs whose gradients it computes; PyTorch recomputes the other gradients
 
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
 
     def rows(self, call: Call, want: Wanted) -> Results:
-        """The output (batch, heads, queries, d_v) and the row statistics asked for.
+        """Compute the output (batch, heads, queries, d_v) and the requested row statistics.
 
         `top` is answered as top_weights and top_indices, logsumexp as a State's largest and log_sum. The output is in
         the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of heads that divides the
-        query heads. An engine that can finish `received` in the same pass answers it here too,
-        to the bits that `columns` would give.
+        query heads. An engine that can finish `received` in the same pass also answers it here, bit for bit as
+        `columns` would.
         """
 
     def columns(self, call: Call, state: State | Terms, want: Wanted) -> Results:
-        """The column statistics asked for, given the final state of every row; all that is asked of effects."""
+        """Compute the requested column statistics, or all requested ones of effects, from the rows' final states."""
 
     def weights(self, call: Call, state: State | Terms) -> Array:
-        """Every weight or effect of this (small) problem, (batch, heads, queries, keys), by every row's final state."""
+        """Compute every weight or effect of this (small) problem, (batch, heads, queries, keys)."""
 
     def transposed(self, call: Call, state: State | Terms, g: Array) -> Array:
         """Aᵀ·g, or Eᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
 
     def gradients(self, call: Call, state: State, upstream: Upstream) -> Results:
-        """The loss's derivatives by "q", "k" and "v", each shaped as its array.
+        """Compute the gradients of the loss at "q", "k" and "v", each shaped as its array.
 
-        They are in the problem's dtype, and v and upstream.output have it too. "v" only where upstream.output is given
-        (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j the loss
-        changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the axes
-        along which the bias is broadcast; "spans", where asked, is dS summed over each pair of labels and over batch
-        and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
+        They are in the problem's dtype, as are v and upstream.output. "v" only if upstream.output is given (then v is
+        too): Σ_i a_ij·output_i, summed over the query heads of a value head. The gradient at the score q_i·k_j is
+        scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", on request, is dS summed over the axes along which the
+        bias is broadcast; "spans", on request, is dS summed in float64 over each pair of labels, and over batch and
+        heads where the table is broadcast. Both are in the statistics' dtype.
         """
 
     def others(self, call: Call, g: Array) -> Others:
-        """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
+        """Compute each row's strongest key and the softmax of its other keys, without sinks, as NumPy arrays."""
 
     def product(self, call: Call, terms: Terms, x: Array) -> Array:
         """E·x: x (batch, heads that divide the query heads, keys, d) to (batch, heads, queries, d)."""
@@ -100,10 +100,10 @@ def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[s
 
 
 def in_one_dtype(rows: Rows) -> Rows:
-    """Let a row pass take a v of another dtype than that of q and k.
+    """Let a row pass take a v whose dtype differs from that of q and k.
 
-    All are converted to float64 if v or the problem is in float64, else to float32, and the answers rounded to the
-    dtypes that the problem's answers have.
+    It converts all to float64 if v or the problem is float64, else to float32, and rounds the answers to the dtypes
+    that the problem's answers have.
     """
 
     @wraps(rows)
@@ -114,7 +114,7 @@ def in_one_dtype(rows: Rows) -> Rows:
         answers = rows(
             call.astype(np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)), want
         )
-        if "largest" in answers:  # logits have the bits that other passes over q and k compute
+        if "largest" in answers:  # from q and k as given: other passes must compute the same logits, bit for bit
             answers |= rows(call.with_values(None), Wanted(logsumexp=True))
         usual = statistics_dtype(problem.dtype)
         dtypes = {"output": usual if want.keep_float32 else problem.dtype, "top_indices": _INT64}
@@ -143,7 +143,7 @@ def kinds(
 
 
 def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Kind]:
-    """Shapes and dtypes of what a row pass answers, by name; the output only where there are values."""
+    """The shape and dtype of each array that a row pass answers, by name; the output only if there are values."""
     names = want.rows()
     if v is None and want.output:
         names.remove("output")
@@ -151,7 +151,7 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
 
 
 def room_for_sums(each: Mapping[str, Kind]) -> dict[str, Array]:
-    """Arrays of zeros, in float64, in which a pass adds up its answers, by name; indices start at -1."""
+    """Make the arrays in which a pass adds up its answers, by name: zeros in float64; indices start at -1."""
     return {
         name: np.full(shape, -1, dtype) if dtype == _INT64 else np.zeros(shape) for name, (shape, dtype) in each.items()
     }

@@ -1,4 +1,4 @@
-"""The native engine: passes arrays to the compiled kernel; no arithmetic of its own.
+"""The native engine: passes arrays to the compiled kernel, and does no arithmetic itself.
 
 The kernel computes in float32 (float64 for float64; pairs of bfloat16 where the processor multiplies them), packs keys
 once for all the queries that read them, and splits work among threads without changing a bit of the result.
@@ -30,7 +30,7 @@ TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype
 _NO_LIMIT = 1 << 62
 _ARRAYS = [pair for name in RULES - {"scale"} for pair in rules.RULES[name].fields.items() if pair[1]]  # field, axes
 _EFFECTS = ("by_key", "by_query", "strongest")
-STATISTICS = frozenset(  # of weights as the kernel lists them; a row's state is two arrays
+STATISTICS = frozenset(  # as the kernel lists them; the log-sum-exp is two arrays there
     "logsumexp" if name in State._fields else name
     for name in (() if kernel is None else (*kernel.statistics(), *_EFFECTS))
 )
@@ -53,7 +53,7 @@ def levels() -> list[str]:
 
 
 def absent_levels() -> list[str]:
-    """The instruction sets that there are for this kind of processor and that this build lacks."""
+    """The instruction sets that exist for this kind of processor but that this build lacks."""
     if kernel is None:
         return []
     return [name for name in kernel.all_levels().split() if name not in kernel.compiled_levels().split()]
@@ -67,7 +67,7 @@ def missing() -> str:
         asked = os.environ.get("CLEARHEAD_ISA", "")
         if not asked:
             present = ", ".join(kernel.compiled_levels().split())
-            return f"this build has {present}, and the processor none of these: {ALL_LEVELS}."
+            return f"this build has {present}, and this processor has none of them: {ALL_LEVELS}."
         return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
     return ""
 
@@ -94,7 +94,7 @@ def reasons_not(problem: Problem) -> list[str]:
 
 
 def usable(problem: Problem) -> bool:
-    """Has this engine nothing against the problem, and does the environment name no other one?"""
+    """Can this engine run the problem, and does the environment name no other engine?"""
     if problem.described is None and not reasons_not(problem):
         described(problem)
     return problem.described is not None and not kernel.engine_named()
@@ -106,33 +106,33 @@ def run(name: str, problem: Problem, *arguments: Any) -> None:
         getattr(kernel, name)(get_num_threads(), described(problem), *arguments)
     except MemoryError:
         raise SizeError(
-            "what the kernel needs to work in is larger than the machine's memory.",
-            "observe(queries=slice(0, 4096)) takes a part.",
+            "the kernel's working memory would not fit in the machine's memory.",
+            "observe(queries=slice(0, 4096)) computes a part.",
         ) from None
 
 
 def output(problem: Problem, q: Any, k: Any, v: Any, *, state: bool = False) -> Any:
-    """The output alone, of q's kind, from arrays or tensors as they were given; None where `rows` must read them.
+    """Compute only the output, as q's kind of array, straight from the caller's arrays; None if `rows` must read them.
 
-    With `state` a tuple of the output and the two arrays of the rows' states.
+    With `state`, return a tuple of the output and the two arrays of the rows' states.
     """
     return kernel.output(get_num_threads(), problem.described or described(problem), q, k, v, state)
 
 
 def step(problem: Problem, q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any) -> Any:
-    """One step of decoding: write k and v to `place` of the room, and attend to all up to it; arrays or tensors.
+    """One step of decoding: write k and v at `place` of the cache, and attend to all keys up to it.
 
-    problem   of one query and any number of keys, without a rule that asks for positions
-    room      keys and values, (batch, kv_heads, places, d) each
-    turns     by how much q and k are turned before, (2, d_k): see nn/cache.py; None: not at all
+    problem   one query and any number of keys, without rules that depend on positions
+    room      the cache's keys and values, (batch, kv_heads, places, d) each
+    turns     rotary cosines and sines by which q and k are rotated first, (2, d_k): see nn/cache.py; None: no rotation
 
-    Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the arrays are no such ones.
+    Returns the output (batch, heads, 1, d_v), or None, before anything is changed, if the arrays do not fit this path.
     """
     return kernel.step(get_num_threads(), described(problem), q, k, v, *room, place, turns)
 
 
 def described(problem: Problem) -> Any:
-    """The problem as the kernel reads it, converted once and kept with it; contiguous arrays are not copied.
+    """The problem as the kernel reads it, converted once and cached on it; contiguous arrays are not copied.
 
     Arrays over queries and keys keep their strides. The kernel raises for an unknown name and for a missing one.
     """
@@ -219,11 +219,12 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 def ragged(
     problem: Problem, q: Array, k: Array, v: Array, where: tuple[Array | None, ...], answers: dict[str, Array]
 ) -> None:
-    """Fill in what `rows` and `columns` answer of each request alone, to the same bits: (tokens or keys, heads, …).
+    """Compute packed requests: fill `answers` with what `rows` and `columns` give for each request, bit for bit.
 
-    q (tokens, heads, d_k); k and v (tokens, kv_heads, d), or pages (blocks, page, kv_heads, d). All tasks share the
-    threads, and keys and values are read where they lie. `problem` is of one query and one key. `where` is cu_seq_q,
-    cu_seq_k, seqused_k and block_table, as in clearhead.torch.varlen_attn. Raises ValueError where one does not fit.
+    q (tokens, heads, d_k); k and v (tokens, kv_heads, d), or pages (blocks, page, kv_heads, d); answers (tokens or
+    keys, heads, …). All requests share the threads; keys and values are read in place. `problem` has one query and one
+    key. `where` is cu_seq_q, cu_seq_k, seqused_k and block_table, as in clearhead.torch.varlen_attn. Raises ValueError
+    if one of them does not fit.
     """
     if "received" in answers and "largest" not in answers:
         rooms = {name: np.empty(q.shape[:2], statistics_dtype(problem.dtype)) for name in State._fields}
@@ -233,14 +234,14 @@ def ragged(
 
 
 def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
-    """The column statistics, or all that is wanted of effects, from weights recomputed with the rows' states."""
+    """The column statistics, or all requested statistics of effects, from weights recomputed with the rows' states."""
     dtype = statistics_dtype(call.problem.dtype)
     sides = () if want.groups is None else zip(("query_labels", "key_labels"), want.groups[:2], strict=True)
     more: dict[str, Any] = {name: np.ascontiguousarray(side, np.int64) for name, side in sides}
     results = room_for_sums(kinds(call.problem, want, want.columns(), STATISTICS))
     if want.of == "effects":
         lists = {name: np.zeros(x.shape, dtype) for name, x in results.items() if name.endswith("_values")}
-        results |= lists  # of effects as they are; all else are sums
+        results |= lists  # lists hold single effects, in their dtype; all else are sums
     _edges(call, state, {"received" if name == "by_key" else name: x for name, x in results.items()}, **more)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in results.items()}
 
@@ -274,8 +275,8 @@ def product(call: Call, terms: Terms, x: Array) -> Array:
 def _edges(call: Call, known: State | Terms, answers: dict[str, Array], **more: Any) -> None:
     """Run the pass over weights or effects, which fills `answers`; `more` holds labels, or x and its type.
 
-    For effects, the kernel goes through the queries in segments that do not depend on the number of threads, and adds
-    what each gives to the sums in their order; so no bit depends on it either.
+    For effects, the kernel splits the queries into segments that do not depend on the number of threads, and adds their
+    sums in order; so no bit of the result depends on it either.
     """
     problem, numbers = call.problem, _numbers(call.problem, known)
     if isinstance(known, State):
@@ -312,7 +313,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
 
 @np.errstate(invalid="ignore")  # inf - inf
 def _summed(x: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which what x is the gradient of was broadcast from `shape`."""
+    """Sum a gradient x over the axes along which its input was broadcast from `shape`."""
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != x.shape[axis])
     total: Array = x.sum(axis=shared, keepdims=True) if shared else x
     return total
@@ -326,7 +327,7 @@ def _numbers(problem: Problem, given: State | Terms | Upstream) -> dict[str, Arr
 
 
 def others(call: Call, g: Array) -> Others:
-    """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
+    """Each row's strongest key and the softmax of its other keys, in one pass over the keys."""
     problem = call.problem
     results = no_keys((problem.batch, problem.heads, problem.queries))
     run("others", problem, *map(bits, (call.q, call.k, call.v, g)), results)
@@ -334,7 +335,7 @@ def others(call: Call, g: Array) -> Others:
 
 
 def multiply(x: Array, data: Array, packing: str, columns: int, order: Array | None, *, back: bool) -> Array:
-    """x·Wᵀ, (tokens, rows), for x (tokens, columns); where `back`, x·W, (tokens, columns), for x (tokens, rows).
+    """x·Wᵀ, (tokens, rows), for x (tokens, columns); with `back`, x·W, (tokens, columns), for x (tokens, rows).
 
     Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
     data      (stored rows, …): W's rows as a file packs them, one of PACKINGS

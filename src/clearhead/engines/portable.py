@@ -1,9 +1,9 @@
 """The portable engine: the definition over blocks of rows, in NumPy or, on any device, in PyTorch's operators.
 
-A block is as many rows and heads as fit a cache, and the keys that they may reach, judged by position; what its rules
-forbid at its ends costs no arithmetic. Column statistics are added up over blocks. Memory is O(queries + keys) beyond
-inputs and answers. NumPy sums in float64; tensors are summed over a row in the statistics' dtype, over blocks in
-float64 where the device has it.
+A block has as many rows and heads as fit in a cache, and the keys that their positions reach; keys that the rules
+forbid at its ends are cut off. Column statistics are added up over blocks. Memory is O(queries + keys) beyond inputs
+and answers. NumPy sums in float64; tensors are summed over a row in the statistics' dtype, over blocks in float64 where
+the device has it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,10 +60,9 @@ def rows(call: Call, want: Wanted) -> dict[str, Array]:
 
 @_quiet
 def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
-    """The column statistics, or all that is wanted of effects, of weights recomputed with the rows' state.
+    """The column statistics, or all requested statistics of effects, from weights recomputed with the rows' states.
 
-    Lists are chosen among effects that are rounded as `weights` rounds them, sums are of effects as
-    they are.
+    Top and strongest compare effects rounded to the dtype of `weights`; sums add unrounded effects.
     """
     usual = statistics_dtype(call.problem.dtype)
     each = kinds(call.problem, want, want.columns(), STATISTICS)
@@ -90,7 +89,7 @@ def columns(call: Call, state: State | Terms, want: Wanted) -> dict[str, Array]:
 
 
 def _add_lists(part: PlacedBlock, a: Matrix, tile: Any, want: Wanted, result: dict[str, Any]) -> None:
-    """Put the first effects of a block where they belong."""
+    """Merge a block's strongest effects into `top` and `strongest`."""
     if want.top is not None:
         places = namespace(tile).where(a.hidden(), -1, part.keys_among_all(tile))
         chosen = first(tile, places, want.top)
@@ -158,7 +157,7 @@ def gradients(call: Call, state: State, upstream: Upstream) -> dict[str, Array]:
 
 @_quiet
 def others(call: Call, g: Array) -> Others:
-    """Each row's strongest key and what all its other keys answer, in NumPy's arrays."""
+    """Each row's strongest key and the softmax of its other keys, in NumPy arrays."""
     result = no_keys((*call.q.shape[:2], call.problem.queries))
     for part, a in matrices(call, v=call.v, g=g):
         found = definition.others_of(a.masked, part.along())
@@ -177,7 +176,7 @@ def product(call: Call, terms: Terms, x: Array) -> Array:
 
 
 def _tiles(call: Call, known: State | Terms, **more: Any) -> Iterator[tuple[PlacedBlock, Matrix, Any]]:
-    """(part, matrix, its weights or effects) of every block that some query sees some key of."""
+    """Yield (block, matrix, weights or effects) of every block in which some query sees a key."""
     if isinstance(known, State):
         yield from ((part, a, a.weights) for part, a in matrices(call, known, **more))
         return
@@ -191,10 +190,10 @@ def _tiles(call: Call, known: State | Terms, **more: Any) -> Iterator[tuple[Plac
 
 
 def _turned_mix(a: Matrix, x: Any, values: Values) -> Any:
-    """Mix the values of rows into keys, (batch, heads, keys, d), by numbers x of the matrix's pairs."""
+    """xᵀ·values, (batch, heads, keys, d), for numbers x of the block's pairs and values of its rows."""
     return definition.mix(x.swapaxes(-1, -2), values, lambda: a.hidden().swapaxes(-1, -2))
 
 
 def _answers(result: Mapping[str, Any], each: Mapping[str, Kind], like: Array) -> dict[str, Array]:
-    """Sums in the dtypes of answers, as the kind of array that `like` is."""
+    """Convert sums to the dtypes of answers and to the kind of array that `like` is."""
     return {name: wrapped(astype(x, each[name][1]), like) for name, x in result.items()}

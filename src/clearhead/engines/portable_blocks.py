@@ -1,4 +1,4 @@
-"""The blocks that the portable engine computes with: which there are, and where what comes of each is put."""
+"""The portable engine's blocks: their sizes and order, and the places that their results are added to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,9 +18,9 @@ from clearhead.core.problem import Problem
 from clearhead.core.state import State, rounded
 
 _ROWS = 128
-_IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # weights of a block, of the CPU and of other devices
+_IN_CACHE, _ON_DEVICE = 1 << 18, 1 << 24  # how many weights a block has, on the CPU and on other devices
 _FEWEST_ROWS = 4
-_SHARED = 1024  # keys whose shares in pixels are there at a time: those of all keys would be (pixels, keys)
+_SHARED = 1024  # keys whose shares in pixels are computed at a time: for all keys they would be (pixels, keys)
 _OF_KEYS = ("k", "v", "x of keys")  # the arrays along the keys; all others are along the rows
 
 
@@ -33,25 +33,25 @@ class PlacedBlock:
     place: BlockPlace
     split: dict[str, Values] = field(
         default_factory=dict
-    )  # the arrays with NaN and infinity apart, once they are asked
-    capped: Any = None  # scores after the softcap, where there is one
+    )  # the arrays split into finite and nonfinite values, once they are needed
+    capped: Any = None  # scores after the softcap, if there is one
 
     @property
     def rows(self) -> tuple[slice, ...]:
-        """The index of what there is per query, (batch, heads, queries, …)."""
+        """The block's index into arrays (batch, heads, queries, …)."""
         return self.place[:3]
 
     @property
     def cols(self) -> tuple[slice, ...]:
-        """The index of what there is per key, (batch, heads, keys, …)."""
+        """The block's index into arrays (batch, heads, keys, …)."""
         return *self.place[:2], self.place.keys
 
     def get(self, name: str) -> Any:
-        """One of the arrays, of this block."""
+        """Take this block's part of one of the arrays."""
         return self.arrays[name][:, :, self._along(name)]
 
     def values(self, name: str) -> Values:
-        """The same, with NaN and infinity apart."""
+        """The same part, split into its finite and its nonfinite values."""
         if name not in self.split:
             self.split[name] = definition.split(self.arrays[name])
         finite, others = self.split[name]
@@ -62,11 +62,11 @@ class PlacedBlock:
         return self.place.keys if name in _OF_KEYS else self.place.rows
 
     def of_rows(self, x: Array) -> Any:
-        """Numbers per query, of this block, (batch, heads, rows)."""
+        """Take this block's part of numbers per query, (batch, heads, rows)."""
         return beside(raw(x)[self.rows], self.get("q"))
 
     def of_keys(self, x: Array) -> Any:
-        """Numbers per key, of this block, (batch, heads, keys)."""
+        """Take this block's part of numbers per key, (batch, heads, keys)."""
         return beside(raw(x)[self.cols], self.get("q"))
 
     def along(self) -> Any:
@@ -74,11 +74,11 @@ class PlacedBlock:
         return definition.product(self.get("g"), self.get("v").swapaxes(-1, -2))
 
     def among_all(self, places: Any) -> Any:
-        """Places of keys in the block as places among all keys; -1 is none."""
+        """Turn indices of the block's keys into indices of all keys; -1 stays -1."""
         return namespace(places).where(places < 0, -1, places + self.place.keys.start)
 
     def add_to_keys(self, total: Any, x: Any) -> None:
-        """Add (batch, heads, keys, d) to the key heads of `total`, which serve several heads each."""
+        """Add x (batch, heads, keys, d) to the key heads of `total`, each of which serves several heads."""
         heads = _serving(self.place.heads, total.shape[1], self.problem.heads)
         few = heads.stop - heads.start
         here = total[self.place.batches, heads, self.place.keys]
@@ -120,7 +120,7 @@ class PlacedBlock:
         return beside(np.arange(self.place.keys.start, self.place.keys.stop), like)
 
     def add_strongest(self, values: Any, places: Any, x: Any, hidden: Any) -> None:
-        """Put the block's effects into lists of the strongest of each head, (batch, heads, k)."""
+        """Merge the block's effects into each head's list of the strongest, (batch, heads, k)."""
         lead = self.place[:2]
         rows = beside(np.arange(self.place.rows.start, self.place.rows.stop), x)[:, None]
         numbers = namespace(x).where(hidden, -1, rows * self.problem.keys + self.keys_among_all(x))
@@ -132,9 +132,9 @@ class PlacedBlock:
 
 
 def first(values: Any, places: Any, count: int) -> tuple[Any, Any]:
-    """The `count` of largest magnitude along the last axis, and their places; of equal ones the one listed earlier.
+    """The `count` values of largest magnitude along the last axis, and their places; the earlier one of equals.
 
-    A place of -1 is free: it comes last, and its value becomes 0. So does NaN, which is never listed.
+    A place of -1 is unused: it comes last, with value 0. NaN is never listed.
     """
     xp = namespace(values)
     most = float(xp.finfo(values.dtype).max)  # an infinite effect is as strong as this
@@ -149,11 +149,11 @@ def first(values: Any, places: Any, count: int) -> tuple[Any, Any]:
 def matrices(
     call: Call, state: State | None = None, busy: str = "", **arrays: Array | None
 ) -> Iterator[tuple[PlacedBlock, Matrix]]:
-    """Every block that some query sees some key of, with its weights: from the rows' state, or from all their keys.
+    """Yield every block in which some query sees a key, with its matrix of weights.
 
-    state    over all keys; None: these are all keys
-    busy     the name of an array: blocks of rows that are zero in it are left out
-    arrays   further ones, (batch, heads or fewer, queries or keys, d), to be had of each part
+    state    the rows' states over all keys; None computes them from the block, which then has all the rows' keys
+    busy     the name of an array: skip blocks whose rows are zero in it
+    arrays   further arrays that blocks need, (batch, heads or fewer, queries or keys, d)
     """
     most = _IN_CACHE if isinstance(call.q, np.ndarray) else _ON_DEVICE
     most //= 4 if "g" in arrays else 1  # effects take more
@@ -178,7 +178,7 @@ def matrices(
 
 
 def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[PlacedBlock]:
-    """Some batch entries and heads, at most so many, with all their rows; their keys are at the same positions."""
+    """Yield at most `most` pairs of batch entry and head, with all rows; batch entries go together if offsets agree."""
     problem = call.problem
     given = {"q": call.q, "k": call.k, **{name: x for name, x in arrays.items() if x is not None}}
     groups = {problem.heads // max(1, x.shape[1]) for x in given.values()}
@@ -202,7 +202,7 @@ def _heads(call: Call, arrays: dict[str, Array | None], most: int) -> Iterator[P
 
 
 def _serving(heads: slice, few: int, all_heads: int) -> slice:
-    """Which of `few` heads serve these."""
+    """The slice of the `few` heads that serve these query heads."""
     start = heads.start * few // max(1, all_heads)
     return slice(start, max(start + 1, heads.stop * few // max(1, all_heads)))
 
@@ -214,7 +214,7 @@ def _reach(problem: Problem) -> int:
 
 
 def _blocks(of: PlacedBlock, rows: slice) -> Iterator[tuple[PlacedBlock, Block]]:
-    """The block of these rows, with the keys from the first to the last that any of them sees; none where none does."""
+    """Yield the block of these rows with the keys from the first to the last that any row sees, if there are any."""
     problem, q, k = of.problem, of.arrays["q"][:, :, rows], of.arrays["k"]
     keys = visibility.key_span(problem, of.place.batches.start, rows)
     place = of.place._replace(rows=rows, keys=keys)
@@ -227,7 +227,7 @@ def _blocks(of: PlacedBlock, rows: slice) -> Iterator[tuple[PlacedBlock, Block]]
         found = np.flatnonzero(on_host(seen.any(axis=(0, 1, 2))))
         if not found.size:
             return
-        if seen.shape[-1] > 1 and found[-1] - found[0] + 1 < seen.shape[-1]:  # nothing beyond is multiplied
+        if seen.shape[-1] > 1 and found[-1] - found[0] + 1 < seen.shape[-1]:  # skip the arithmetic of unseen ends
             seen = seen[..., found[0] : found[-1] + 1]
             place = place._replace(keys=slice(keys.start + int(found[0]), keys.start + int(found[-1]) + 1))
             block = block_of(problem, place, q, k[:, :, place.keys])

@@ -12,9 +12,9 @@ _chosen: int | None = None
 
 
 def set_num_threads(count: int) -> None:
-    """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
+    """Use `count` threads from now on, the calling one included; no bit of a result depends on it.
 
-    A call reads the number once, when it starts: setting it while other threads compute changes their next calls.
+    A call reads the number when it starts, so setting it while other threads compute changes only their next calls.
     Raises RuleError unless count is a whole number from 1 to 1,024.
 
     >>> import clearhead as ch
@@ -25,10 +25,10 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """The number that `set_num_threads` set; by default the least of the following.
+    """Return how many threads the native engine uses: the number given to `set_num_threads`, else a default.
 
-    OMP_NUM_THREADS, the processors that this process may run on, the processors that its control group grants it, and
-    1,024. The default is read once.
+    The default is the smallest of OMP_NUM_THREADS, the processors that this process may run on, the processors that its
+    control group grants it, and 1,024; it is read once.
 
     >>> import clearhead as ch
     >>> ch.get_num_threads() >= 1

@@ -1,12 +1,12 @@
 """The Triton engine: launches the kernels in gpu/ on tensors in a GPU's memory; gpu/passes.py has its passes.
 
-It is experimental: its kernels have run in Triton's interpreter only, never on a GPU. It answers rows, sums and maxima
-per key, single weights, Aᵀ·g and the first derivative but for that by a bias or a table of spans, under all rules; it
-has no pictures, groups, contributions, cut effects, forward mode or second derivatives, and its declarations say so.
+It is experimental: its kernels have run in Triton's interpreter only, never on a GPU. Under all rules, it computes row
+statistics, sums and maxima per key, single weights, Aᵀ·g, and first derivatives except those of a bias or a table of
+spans. It has no pictures, groups, contributions, cut effects, forward mode or second derivatives, and declares so.
 
 Sums are in float32 (float64 for float64). Products of float32 inputs use full precision unless PyTorch allows TF32
-(torch.backends.cuda.matmul.allow_tf32); of float32 numbers beside 16-bit call, three products of TF32. Triton's
-interpreter runs the same kernels on the CPU's memory if TRITON_INTERPRET is set: slowly, for tests.
+(torch.backends.cuda.matmul.allow_tf32); where inputs have 16 bits, products of float32 numbers take three of TF32. If
+TRITON_INTERPRET is set, Triton's interpreter runs the same kernels on the CPU's memory: slowly, for tests.
 """
 
 from clearhead.core.problem import Problem

@@ -26,15 +26,15 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     engine        run this engine or raise EngineError with its reasons; None chooses the fastest that can
     scale         default 1/√d_k; one number, or (heads,)
     softcap       c: scores become c·tanh(s/c)
-    bias          float, broadcasts to (…, heads, queries, keys); -inf forbids, and ±2^127 is the most that it adds
+    bias          float, broadcasts to (…, heads, queries, keys); -inf forbids; finite numbers are clipped to ±2^127
     alibi_slopes  (heads,): subtracts slope·|i - j|
     spans         (query_spans, key_spans, table): adds table[query_spans[i], key_spans[j]], where -inf forbids. Labels
-                  (batch, queries) or (queries,), and (batch, keys) or (keys,), below 0 for none; table (query_spans,
-                  key_spans), broadcasts to (…, heads, query_spans, key_spans)
-    causal        key j ≤ query i + query_offset
-    window        (left, right) keys around the query's position, either may be None
+                  (batch, queries) or (queries,), and (batch, keys) or (keys,); a label below 0 adds nothing. The
+                  table broadcasts to (…, heads, query_spans, key_spans)
+    causal        True: query i attends to keys j ≤ i + query_offset only
+    window        (left, right): how many keys before and after its position a query attends to, None for no limit
     mask          bool, broadcasts to (…, heads, queries, keys), True = may attend
-    kv_lengths, query_lengths     (batch,): what lies beyond is padding
+    kv_lengths, query_lengths     (batch,): keys or queries beyond these lengths are padding
     query_segments, kv_segments   (batch, queries), (batch, keys): attend within the same segment only
     sinks         (heads,): an extra logit in each row's denominator
     query_offset  int or (batch,): the first query's position among the keys; 0 when queries = keys
@@ -42,12 +42,12 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
     Raises, before any work: ShapeError, DtypeError, RuleError or UnknownNameError for inputs that do not fit;
     EngineError when no engine, or not the one named, can run; SizeError when the output is larger than memory.
-    PyTorch tensors have derivatives of every order and forward mode, also through torch.func; vmap makes one call of
-    the mapped axis. The first derivative is fused; the others are recomputed in blocks, which takes longer.
+    PyTorch tensors have derivatives of every order and in forward mode, also through torch.func; vmap runs as a single
+    call. The first derivative is fused; the others are recomputed in blocks, which takes longer.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
-    Of PyTorch's DTensors each rank computes its part, and the result is a DTensor sharded as q is; over queries, k and
-    v are gathered. DtypeError for placements that do not go with q's, before anything is sent.
+    With PyTorch's DTensors, each rank computes its shard, and the result is sharded as q is; where q is sharded over
+    queries, k and v are all-gathered. Raises DtypeError for placements that do not fit q's, before anything is sent.
 
     How exact: nothing is left out or approximated at any length; what remains is rounding. The root mean square error
     over a whole tensor, against float64, is at most 1.25 times that of PyTorch's fused kernel in the same dtype. This
@@ -60,7 +60,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    problem = known(q, k, v, rules)
+    problem = None if v is None else known(q, k, v, rules)
     if problem is not None and engine is None and native.usable(problem):
         output = native.output(problem, q, k, v)
         if output is not None:
@@ -79,7 +79,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
 
 def recorder_of(q: Any) -> ModuleType:
-    """The module that computes where `graphed` says yes: as PyTorch's graph has it, or each rank's part of DTensors."""
+    """Return the module that computes where `graphed` is True: torch_sharded for DTensors, else torch_recorded."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is not None and isinstance(q, kind):
         from clearhead.ops import torch_sharded
@@ -92,12 +92,12 @@ def recorder_of(q: Any) -> ModuleType:
 
 @with_options
 def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: Unpack[Rules]) -> engines.Plan:
-    """Which engine `attention` takes for these inputs, and why each faster one cannot run; nothing is computed.
+    """Say which engine `attention` would choose and why each faster one cannot run, without computing anything.
 
-    Parameters and errors as `attention`; v may be left out. Returns a Plan: `engine` is the chosen engine's name,
-    `reasons` maps the name of each engine passed over to a list of sentences, and `experimental` says why the chosen
-    engine is called so, "" where it is not. It prints as one line for each. O(1) in the lengths, apart from reading the
-    rules' own arrays.
+    Parameters and errors as `attention`; v may be left out. Returns a Plan, which prints as one line per engine:
+    `engine` is the chosen engine's name, `reasons` maps the name of each engine passed over to a list of sentences, and
+    `experimental` says why the chosen engine counts as experimental, or is "". O(1) in the lengths, apart from reading
+    rules that are arrays.
 
     >>> import numpy as np, clearhead as ch
     >>> print(ch.plan(np.eye(2), np.eye(2), engine="portable"))

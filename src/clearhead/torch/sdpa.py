@@ -19,7 +19,7 @@ from clearhead.errors import DtypeError, RuleError, ShapeError, shown
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
-_CAUSAL: Rules = {"causal": True, "query_offset": 0}  # from the top left corner
+_CAUSAL: Rules = {"causal": True, "query_offset": 0}  # aligned at the top left corner
 
 
 def scaled_dot_product_attention(
@@ -41,17 +41,17 @@ def scaled_dot_product_attention(
                 or torch.nn.attention.bias.causal_lower_right(…)
     dropout_p   weights are zeroed with this probability and the others divided by 1 - dropout_p, always: pass 0.0 when
                 evaluating
-    is_causal   key j ≤ query i, counted from the top left corner, also where queries ≠ keys; with attn_mask, both hold
+    is_causal   query i attends to keys j ≤ i, aligned at the top left corner even if queries ≠ keys; adds to attn_mask
     scale       default 1/√d_k
     enable_gqa  key heads may be fewer; query head h reads key head h // group
 
-    Returns (…, heads, queries, d_v) in query's dtype; a query that sees no key gives 0, as PyTorch's does.
+    Returns (…, heads, queries, d_v) in query's dtype; a query that sees no key gives 0, as in PyTorch.
     O(queries·keys·(d_k + d_v)) time for each head and O(queries + keys) memory; with dropout, one byte for each weight.
     Raises ShapeError for shapes that do not fit or broadcast, DtypeError for other dtypes, RuleError for a dropout_p
-    outside 0 to 1, a flag that is not a bool, or a causal bias together with is_causal. Unlike PyTorch's, a forbidden
-    NaN never reaches an output, attn_mask and is_causal go together on every device (PyTorch's go together on the CPU
-    only), and a causal_upper_left or causal_lower_right of other lengths than query's and key's is always refused.
-    Derivatives are of any order and in forward mode, by torch.func too.
+    outside 0 to 1, a flag that is not a bool, or a causal bias together with is_causal. Unlike in PyTorch, a forbidden
+    NaN never reaches an output, attn_mask and is_causal can be combined on every device (in PyTorch on the CPU only),
+    and a causal_upper_left or causal_lower_right made for other lengths than query's and key's is always refused.
+    Has derivatives of any order and in forward mode, also through torch.func.
 
     >>> import torch
     >>> x = torch.eye(2)[None, None]
@@ -63,8 +63,8 @@ def scaled_dot_product_attention(
         plainly: Rules = {**_CAUSAL} if is_causal else {}
         if scale is not None:
             plainly["scale"] = scale
-        problem = known(query, key, value, plainly)
-        # with grouped heads enable_gqa says whether that may be, and it is refused where there are no heads
+        problem = None if value is None else known(query, key, value, plainly)
+        # enable_gqa must allow grouped heads, and is an error without a heads axis: the checks below see to it
         shares = problem is None or problem.heads != problem.kv_heads or (enable_gqa and query.ndim == 2)
         if problem is not None and not shares and native.usable(problem):
             output: Tensor | None = native.output(problem, query, key, value)
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
     query, key, value = _broadcast(query, key, value, enable_gqa=enable_gqa)
     rules = _mask_rules(query, key, attn_mask)
     if is_causal and "causal" in rules:
-        raise RuleError("attn_mask is a causal bias and is_causal is True: one of them will do.")
+        raise RuleError("attn_mask is a causal bias and is_causal is True.", "leave out one of them.")
     rules |= {**(_CAUSAL if is_causal else {}), **({} if scale is None else {"scale": scale})}
     if dropout_p == 0.0:
         return attention(query, key, value, **rules)
@@ -85,15 +85,15 @@ def scaled_dot_product_attention(
 
 
 def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str, Any]) -> Tensor:
-    """Attention with weights zeroed with probability p and the others divided by 1 - p, without storing the weights.
+    """Zero weights with probability p and divide the others by 1 - p, without storing the weights.
 
-    Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone). The mask of kept weights is stored, a byte
-    for each.
+    Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone). Only the mask of kept weights is stored, one
+    byte each.
     """
     if p == 1.0:
         return attention(query, key, value, **rules) * 0.0
     weights_shape = (*query.shape[:-1], key.shape[-2])
-    if torch.compiler.is_compiling() or transforms():  # only a new tensor can hold other draws for each mapped call
+    if torch.compiler.is_compiling() or transforms():  # vmap: only a new tensor can hold each call's own draws
         kept = torch.rand(weights_shape, device=query.device) >= p
     else:
         kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)

@@ -26,7 +26,7 @@ from clearhead.engines.gpu.tiles import (
 
 @triton.jit
 def _slope(start, loss, logs, rules, b, h, i, j):
-    """The derivative by a weight, from `start`, dO·v, on; logs is ln a."""
+    """The slope of a weight: `start` (dO·v) plus the terms per row and per key; logs is ln a."""
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     inside = i < rules.queries
     slope = start + tl.load(loss.rows + line, mask=inside, other=0.0)
@@ -43,7 +43,7 @@ def _slope(start, loss, logs, rules, b, h, i, j):
 
 @triton.jit
 def slopes(left, right, inputs, state, loss, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """(weights, the gradients of scale·q·k, visible) of a tile of two Blocks; 0 where masked."""
+    """(weights, gradients of scale·q·k, visible) of the tile of two Tokens; 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     scores = product(left.x, tl.trans(right.x), sizes.PRECISION)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i

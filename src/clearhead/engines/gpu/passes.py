@@ -1,4 +1,4 @@
-"""The passes over one problem: its arrays and rules as the kernels read them, and the launch of the kernels."""
+"""The passes over one problem: prepares its arrays and rules, and launches the kernels."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -55,7 +55,7 @@ class Pass:
         self.inputs = Inputs(*(None if x is None else gpu.strided(x, self.problem) for x in given))
 
     def launch(self, kernel: Any, length: int, **arguments: Any) -> None:
-        """Run a kernel over so many queries or keys of every head, M a program."""
+        """Run a kernel over `length` queries or keys of every head, M of them in each program."""
         sizes = self.sizes
         programs = -(-length // sizes.M) * self.problem.batch * self.problem.heads
         if programs:
@@ -85,7 +85,7 @@ class Pass:
 @_there
 @in_one_dtype
 def rows(call: Call, want: Wanted) -> dict[str, Array]:
-    """The output and the row statistics; an output with more than MOST_D columns in slices, the rest with the first."""
+    """The output and the row statistics; with more than MOST_D columns of v, one pass for each slice of them."""
     return _arrays(_rows(call, want), call.q)
 
 
@@ -126,7 +126,7 @@ def weights(call: Call, state: State) -> Array:
 
 @_there
 def transposed(call: Call, state: State, g: Array) -> Array:
-    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d): what the kernel `keys` answers for v."""
+    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d): the kernel `keys` computes it as dV."""
     keys, parts = call.problem.keys, []
     for start in range(0, max(1, g.shape[-1]), MOST_D):
         run = Pass(call.with_values(None), "gradients", g[..., start : start + MOST_D])

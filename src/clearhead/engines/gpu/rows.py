@@ -1,7 +1,7 @@
-"""The row pass, the output and all statistics of a query in one pass over the keys, and the column pass.
+"""The row pass, which computes the output and all row statistics in one pass over the keys, and the column pass.
 
 The first is online softmax (Milakov & Gimelshein 2018) for a tile of queries; the second sums weights over the queries,
-or answers them.
+or stores them.
 """
 
 import triton
@@ -25,9 +25,9 @@ OF_COLUMNS = frozenset(("received", "peak"))
 
 @triton.jit
 def _insert(top, places, rank, j):
-    """Merge a tile (queries, keys) into the queries' lists of the largest; of equal logits the earlier key stays.
+    """Merge a tile (queries, keys) into each query's list of its largest logits; of equals the earlier key stays.
 
-    The keys j, as they broadcast to the tile, are all later than those in the lists.
+    The keys j, which broadcast to the tile, all come after those in the lists.
     """
     weakest, best = tl.min(top, axis=1), tl.max(rank, axis=1)
     while tl.max((best > weakest).to(tl.int32), axis=0) > 0:
@@ -42,8 +42,8 @@ def _insert(top, places, rank, j):
 
 @triton.jit
 def _absorb(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
-    # The online softmax of the queries after some keys: the largest logit, Σ p, Σ p·(s - maximum), Σ p·distance, the
-    # logit of the key at the own position, the largest logits and their keys (below 0 in free slots), Σ p·v.
+    # The queries' online softmax so far: the largest logit, Σ p, Σ p·(s - maximum), Σ p·distance, the logit of the key
+    # at the query's position, the largest logits and their keys (below 0 in unused slots), Σ p·v.
     maximum, total, centred, far, diagonal, top, places, output = state
     inputs, queries, want = job
     block = tokens(inputs.k, inputs.v, strip.b, strip.h, start, rules.keys, sizes.N, sizes)

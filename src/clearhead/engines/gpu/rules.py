@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MOST = tl.constexpr(2.0**127)  # as MOST in core/rule_values.py
+MOST = tl.constexpr(2.0**127)  # as MOST_ADDED in core/rule_values.py
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -22,7 +22,7 @@ class Strided(NamedTuple):
     head: Any
     row: Any
     column: Any
-    share: Any = 1  # how many query heads share one of its heads
+    share: Any = 1  # how many query heads share each of its heads
 
 
 class Inputs(NamedTuple):
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
     k: Any
     v: Any = None
     g: Any = None  # (batch, heads, queries, d_v): the upstream gradient of the output, or what Aᵀ is multiplied with
-    end: Any = None  # a constant after the tuples, as in RuleArguments
+    end: Any = None  # keeps v or g from being the last element: see `content` in RuleArguments
 
 
 class TileSizes(NamedTuple):
@@ -92,7 +92,7 @@ class RuleArguments(NamedTuple):
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), Strided
     mask: Any  # likewise
-    # Last, as in a loop Triton 3.6 loses the strides of 1 of a tuple that is the last of a tuple:
+    # A number has to be last: in a loop, Triton 3.6 loses strides of 1 in a tuple that ends another tuple
     content: Any  # whether visibility depends on values of arrays: a mask, a bias, forbidding spans, segments
 
 
@@ -151,7 +151,7 @@ def seen(rules, b, h, i, j):
 
 @triton.jit
 def _cell(x, b, h, i, j):
-    """Where the elements of a Strided lie."""
+    """The addresses of a Strided's elements."""
     rows = b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head + i.to(tl.int64) * x.row
     return x.tensor + rows + j.to(tl.int64) * x.column
 
@@ -187,7 +187,7 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     if rules.slopes is not None:
         slope = tl.load(rules.slopes + h)
         s -= slope * distances(rules, b, i, j).to(scores.dtype)
-    if rules.table is not None:  # what it forbids may have a score of NaN or infinity
+    if rules.table is not None:  # a forbidden score may be NaN or infinite, so it is replaced, not added to
         added = _spans(rules, b, h, i, j)
         s = tl.where(added == -float("inf"), -float("inf"), s + added)
     if MASKED:
@@ -212,16 +212,15 @@ def score_grad(by_logit, scores, rules, h):
 
 @triton.jit
 def visible_range(rules, b, first, last, KEYS: tl.constexpr, BLOCK: tl.constexpr):
-    """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
+    """(low, full_low, full_high, high): every key that queries first..last may see lies in low..high.
 
-    Keys in full_low..full_high are visible to all these queries. All four are multiples of BLOCK; queries past the end
-    do not count. Without KEYS it is the range of the queries that may see keys first..last. Nothing is full where
-    content decides.
+    All of these queries may see the keys full_low..full_high. All four are multiples of BLOCK; queries past the end do
+    not count. Without KEYS, queries and keys change places. If rules.content is set, full_low..full_high is empty.
     """
     queries = rules.queries, rules.rows, rules.row_step, rules.query_lengths
     keys = rules.keys, rules.cols, rules.col_step, rules.kv_lengths
     offset = tl.load(rules.offset + b)
-    # `shift` makes positions of the strip first..last the other's indices, which reach from `before` to `after` them
+    # adding `shift` turns the strip's positions into the other side's, visible from `before` them to `after` them
     if KEYS:
         strip, other, shift, before, after = queries, keys, offset - rules.cols, rules.left, rules.right
     else:

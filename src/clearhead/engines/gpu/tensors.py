@@ -32,9 +32,9 @@ def device_of(x: Array) -> torch.device:
 
 
 def strided(x: Array, problem: Problem | None = None, device: torch.device | None = None) -> Strided:
-    """An array of four axes, without a copy where its strides allow; on `device`, where one is named.
+    """Wrap an array of four axes, without a copy if its strides allow, on `device` if one is named.
 
-    With `problem`, each of its query heads reads the head that it shares with others.
+    With `problem`, each query head reads the array's head that its group shares.
     """
     share = 1 if problem is None else max(1, group_size(problem.heads, x.shape[1]))
     if not x.size:  # an empty tensor has no address to pass
@@ -74,9 +74,9 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
-    """The sizes of a pass of sizes.toml over `d_v` columns of values.
+    """Look up the sizes of a pass in sizes.toml, for `d_v` columns of values.
 
-    N decides the order of sums, hence the bits of the results; it depends on dtype and widths alone.
+    N decides the order of sums, so the bits of results; it depends only on dtype and widths.
     """
     size = problem.dtype.itemsize
     number = language.float64 if size == 8 else language.float32
@@ -147,14 +147,14 @@ def rules(problem: Problem, device: torch.device) -> RuleArguments:
 
 
 def _table(x: Array, number: Any, device: torch.device) -> Strided:
-    """A table of four axes on the device, Strided and contiguous, with steps of 0 along axes of size 1 but the last."""
+    """Send a table of four axes to the device, contiguous, with strides of 0 along axes of size 1 but the last."""
     tensor = to_device(x, number, device)
     steps = [0 if size == 1 else step for size, step in zip(x.shape, tensor.stride(), strict=True)]
     return Strided._make((tensor, *steps[:3], 1, 1))
 
 
 def _segments(problem: Problem) -> dict[str, Array]:
-    """The labels of segments as small numbers, by name; {} where there are none."""
+    """Renumber the labels of segments from 0, by name; {} if there are none."""
     sides = {name: x for name in _LABELS[:2] if (x := getattr(problem, name)) is not None}
     ranks = np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.ravel, sides.values())]), return_inverse=True)[1]
     parts = np.split(ranks, np.cumsum([x.size for x in sides.values()])[:-1])
@@ -162,9 +162,9 @@ def _segments(problem: Problem) -> dict[str, Array]:
 
 
 def _spans(problem: Problem) -> dict[str, Array]:
-    """The fields of RuleArguments about spans; tokens without a label have the last row and column of the table, zeros.
+    """The fields of RuleArguments about spans; tokens without a label get a last row or column of the table, zeros.
 
-    `table` has size 1 along batch and heads where they share it.
+    `table` has size 1 along batch and heads if they share it.
     """
     queries, keys = problem.query_spans, problem.key_spans
     if queries is None or keys is None or problem.span_table is None:

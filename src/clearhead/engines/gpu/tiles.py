@@ -1,8 +1,8 @@
 """Tiles of q and g or of k and v, their products, the weights recomputed from them, and the loops of every pass.
 
-A program owns a strip of queries or of keys, and goes through the blocks of the other side. A kernel plugs in its step,
-step(state, job, rules, strip, start, MASKED, sizes), which answers the state after the block that begins at `start`;
-`job` is whatever it reads besides. Without MASKED, every pair of the tile is visible. Each result has one writer and no
+A program owns a strip of queries or of keys, and goes through the blocks of the other side. A kernel passes its step,
+step(state, job, rules, strip, start, MASKED, sizes), which returns the state after the block that begins at `start`;
+`job` is all else that it reads. Without MASKED, every pair of the tile is visible. Each result has one writer and no
 atomics, so it is deterministic.
 """
 
@@ -21,12 +21,12 @@ class Tokens(NamedTuple):
 
     x: Any
     y: Any  # x again in a pass without g or v
-    index: Any  # and beyond the end too
+    index: Any  # goes on beyond the end
 
 
 @triton.jit
 def load_rows(x, b, h, index, size, d, D: tl.constexpr):
-    """Load what query head h reads of a Strided: rows `index`, of `size` rows of `d` elements; zeros beyond."""
+    """Load the rows `index` that query head h reads of a Strided with `size` rows of `d` elements; zeros beyond."""
     c = tl.arange(0, D)
     start = x.tensor + b.to(tl.int64) * x.batch + (h // x.share).to(tl.int64) * x.head
     place = start + index.to(tl.int64)[:, None] * x.row + c.to(tl.int64)[None, :] * x.column
@@ -35,7 +35,7 @@ def load_rows(x, b, h, index, size, d, D: tl.constexpr):
 
 @triton.jit
 def tokens(one, other, b, h, first, size, COUNT: tl.constexpr, sizes):
-    """COUNT queries or keys, of `size`, from `first` on; `one` is q or k, `other` g or v, which a pass may not have."""
+    """Load COUNT of `size` queries or keys, from `first` on; `one` is q or k, `other` is g or v, or None."""
     index = tl.cast(first, tl.int32) + tl.arange(0, COUNT)
     x = load_rows(one, b, h, index, size, sizes.d_k, sizes.DK)
     y = x
@@ -46,14 +46,14 @@ def tokens(one, other, b, h, first, size, COUNT: tl.constexpr, sizes):
 
 @triton.jit
 def store_rows(out, line, inside, rows, d):
-    """Store rows of `d` elements into a contiguous array, as its rows `line`, where these are inside."""
+    """Store rows of `d` elements as rows `line` of a contiguous array, where `inside` is True."""
     c = tl.arange(0, rows.shape[1])[None, :]
     tl.store(out + line[:, None] * d + c, rows.to(out.dtype.element_ty), mask=inside[:, None] & (c < d))
 
 
 @triton.jit
 def indices(left, right, BY_KEYS: tl.constexpr):
-    """The queries and the keys of a tile of two Blocks as they broadcast to it; BY_KEYS: its rows, `left`, are keys."""
+    """The indices of queries and keys, broadcasting to the tile of two Tokens; BY_KEYS: its rows, `left`, are keys."""
     if BY_KEYS:
         i, j = right.index[None, :], left.index[:, None]
     else:
@@ -63,7 +63,7 @@ def indices(left, right, BY_KEYS: tl.constexpr):
 
 @triton.jit
 def log_weights(s, state, line, inside):
-    """The logarithms of weights in units of ln 2, (s - m) - l, of logits in nats; -inf without visible keys."""
+    """Log-weights (s - m) - l in units of ln 2, from logits in nats; -inf in rows without visible keys."""
     largest = tl.load(state.largest + line, mask=inside, other=float("inf"))
     log_sum = tl.load(state.log_sum + line, mask=inside, other=0.0)
     largest = tl.where(largest == -float("inf"), float("inf"), largest)
@@ -72,7 +72,7 @@ def log_weights(s, state, line, inside):
 
 @triton.jit
 def weights(left, right, state, rules, b, h, BY_KEYS: tl.constexpr, MASKED: tl.constexpr, sizes):
-    """The weights of a tile of two Blocks, 0 where masked."""
+    """The weights of the tile of two Tokens, 0 where masked."""
     i, j = indices(left, right, BY_KEYS)
     s = logits(product(left.x, tl.trans(right.x), sizes.PRECISION), rules, b, h, i, j, MASKED)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
@@ -91,7 +91,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Add weights·values to `total`. If MASKED, a value that is not finite reaches only those that may see it."""
+    """Add weights·values to `total`. If MASKED, a nonfinite value reaches only the rows that may see it."""
     if not MASKED:
         return total + product(weights, values, PRECISION)
     wide = values.to(total.dtype)
@@ -113,16 +113,16 @@ class Strip(NamedTuple):
     h: Any
     first: Any
     last: Any
-    index: Any  # (M,), and beyond the end too
-    inside: Any  # (M,): which are not
-    line: Any  # (M,): their places in (batch, heads, queries or keys)
+    index: Any  # (M,), goes on beyond the end
+    inside: Any  # (M,), bool: is the index not beyond the end?
+    line: Any  # (M,): the places in (batch, heads, queries or keys)
 
 
 @triton.jit
 def program_strip(rules, size, M: tl.constexpr):
-    """The strip of a program of (strips of the `size` queries or keys × batch · heads).
+    """The strip of this program, out of (strips of the `size` queries or keys × batch · heads).
 
-    All programs are on the grid's first axis: others hold 65,535 at most.
+    All programs lie on the grid's first axis, since the other axes hold 65,535 at most.
     """
     strips = tl.cdiv(size, M)
     head, start = tl.program_id(0) // strips, tl.program_id(0) % strips * M
@@ -146,7 +146,7 @@ def over(step: tl.constexpr, state, job, rules, strip, KEYS: tl.constexpr, sizes
 
 @triton.jit
 def _masked(step: tl.constexpr, state, job, rules, strip, start, KEYS: tl.constexpr, sizes):
-    """The state after a block of which a part may be masked; where all of it is, it is skipped."""
+    """The state after a block that may be partly masked; a fully masked block is skipped."""
     if rules.content:
         other = start + tl.arange(0, sizes.N)
         if KEYS:
