@@ -284,12 +284,12 @@ def refused(rank: int, world: int, _seed: int) -> None:
         (lambda: attention(x, x, x, bias=q), "bias is a DTensor: expected a dense tensor of numbers."),
         (lambda: attention(q, q, q, bias=bias_over_keys), "bias.redistribute(placements=[Shard(dim=2)])"),
         (lambda: attention(q, q, q, bias=bias.requires_grad_()), "bias requires grad and is no DTensor"),
-        (lambda: A[0, 0, 1], "weights read by index: not computed of DTensors"),
-        (lambda: A.T @ x, "A.T @ g: not computed of DTensors"),
-        (lambda: A.cut_effects(q, q), "cuts: not computed of DTensors"),
-        (lambda: A.image(2, 2), "image is not computed of queries that are sharded"),
-        (lambda: A.observe(queries=slice(2), entropy=True), "queries chooses some of the queries, and"),
-        (lambda: ch.AttentionMatrix(graph, q).peak(), "peak over queries that are sharded has no derivative"),
+        (lambda: A[0, 0, 1], "weights read by index: not computed for DTensors"),
+        (lambda: A.T @ x, "A.T @ g: not computed for DTensors"),
+        (lambda: A.cut_effects(q, q), "cuts: not computed for DTensors"),
+        (lambda: A.image(2, 2), "image is not computed where q is sharded over queries"),
+        (lambda: A.observe(queries=slice(2), entropy=True), "`queries` was given, but q is sharded over queries"),
+        (lambda: ch.AttentionMatrix(graph, q).peak(), "peak has no derivative where q is sharded over queries"),
     ]
     refuse(calls)
     compiled = torch.compile(lambda y: attention(y, y, y), backend="eager")

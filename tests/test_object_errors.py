@@ -37,7 +37,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
     IndexError: {
         f"5 indices for 4 axes: {MATRIX}": lambda: A[0, 0, 0, 0, 0],
         f"index 4 is outside axis 1: {MATRIX}": lambda: A[0, 4],
-        "the transpose is multiplied only, A.T @ g.\n\nhint: A[..., 3] is a column of the matrix.": lambda: A.T[..., 7],
+        "the transpose has no index, only A.T @ g.\n\nhint: A[..., 3] is a column of the matrix.": lambda: A.T[..., 7],
         f"axis 0 is indexed by list: {COPY}": lambda: A[[0, 1]],
         "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)": observe(entropy=True, queries=3),
     },
@@ -57,7 +57,7 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
             lambda: A.T @ np.ones((2, 2, 6, 3)),
             lambda: cuts(g=np.ones((2, 2, 6, 3))),
         ],
-        "g has 12 columns but v has d_v 3: g is the derivative by the head's output, which has v's columns.\n\n"
+        "g has 12 columns but v has d_v 3: g is the gradient at the head's output, which has v's columns.\n\n"
         "hint: o = A @ v; g, = torch.autograd.grad(number, o)": lambda: cuts(g=np.ones((2, 4, 6, 12))),
         "entropy is 1: expected True or False.": observe(entropy=1),
         f"top is 0: {WHOLE}top=8": observe(top=0),
@@ -72,8 +72,11 @@ test_each_error_of_a_matrix_and_effects_has_its_exact_text = exact_texts(OBJECT)
 
 
 FLATTER = "\n\nhint: t=1.5 makes weights flatter, t=0.5 sharper."
-AWAY = "\n\nhint: A.cut(queries, keys) takes keys away altogether."
-FORMS = "expected a position, a list of positions, a slice, or True and False for each of 5.\n\nhint: NumPy says: "
+AWAY = "\n\nhint: by=2.0, for example; A.cut(queries, keys) removes keys altogether."
+FORMS = (
+    "expected a position, a list of positions, a slice, or True and False for each of 5.\n\n"
+    "hint: keys=[0, 3] or keys=slice(0, 4); ch.cut and ch.boost also take words, for a model's run."
+)
 EDITS: Errors = {
     ValueError: {
         "cut has neither queries nor keys: no weight would be left.\n\nhint: A.cut(keys=0)": lambda: A.cut(),
@@ -81,7 +84,8 @@ EDITS: Errors = {
         f"t is 0.0: expected a number above 0, from 1e-30 to 1e30.{FLATTER}": lambda: A.tempered(0),
     },
     IndexError: {
-        f"keys is 5: {FORMS}index 5 is out of bounds for axis 0 with size 5.": lambda: A.cut(keys=5),
+        f"keys is 5: {FORMS}": lambda: A.cut(keys=5),
+        f"keys is 'sat': {FORMS}": lambda: A.cut(keys="sat"),
         "keys is slice(5, 9, None): it chooses none of 5 keys.\n\nhint: keys=None is all.": lambda: A.boost(
             slice(5, 9), by=1.0
         ),

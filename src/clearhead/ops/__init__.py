@@ -2,11 +2,11 @@
 
 attention          attention() and plan()
 matrix             AttentionMatrix
-lazy_matrix        what weights and effects have in common: indices, products, the transpose, what NumPy may ask
-causes             EffectMatrix: what each edge did
-edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one, a softcap for each head
+lazy_matrix        what weights and effects have in common: indices, products, the transpose, NumPy's protocols
+causes             EffectMatrix: the effect of every edge
+edited             A.cut, A.boost and A.tempered; span_terms: merges several rules `spans` into one
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout of one token through many layers
-torch_recorded     what a matrix answers where PyTorch records, transforms or traces; torch_sharded: of DTensors
+torch_recorded     the matrix where PyTorch records, transforms or traces a graph; torch_sharded: the same for DTensors
 """

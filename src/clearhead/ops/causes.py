@@ -1,6 +1,6 @@
-"""EffectMatrix: what every edge did, exact at the head's output and never stored; contributions and cuts.
+"""EffectMatrix: the effect of every edge on the head's output, exact and never stored; contributions and cuts.
 
-core/effects.py has the formulas; the engines compute tiles of it.
+core/effects.py has the formulas; the engines compute tiles of the matrix.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ from clearhead.errors import ShapeError
 from clearhead.ops.lazy_matrix import LazyMatrix
 from clearhead.ops.observation import Observation, observation
 
-Inputs = tuple[Any, Array, Array]  # the matrix, v (batch, its heads, keys, d_v) and g (batch, heads, queries, d_v)
+Inputs = tuple[Any, Array, Array]  # weights, v (batch, 1, kv_heads or heads, keys, d_v), g (batch, heads, queries, d_v)
 
 
 class EffectMatrix(LazyMatrix):
@@ -40,9 +40,9 @@ class EffectMatrix(LazyMatrix):
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cut_effects`, which have the formulas. `kind` is
     "contribution", "cut" or "moved" (a cut with rest="first"). Where query i may not see key j, e_ij is 0.
 
-    Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
-    cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
-    np.asarray stores it, as it stores an AttentionMatrix; NumPy's other functions and arithmetic are refused.
+    Elements are float32, or float64 where q, v or g is; results are the kind of array that q is, products that of the
+    right-hand side. Creating it computes nothing; the row terms of cuts are computed when first needed, and kept:
+    O(queries) memory. It has no derivative. np.asarray stores all of it; other NumPy functions and operators refuse it.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
@@ -82,12 +82,12 @@ class EffectMatrix(LazyMatrix):
 
     @with_options
     def observe(self, **asked: Unpack[AskedEffects]) -> Observation:
-        """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
+        """Compute the requested statistics in one pass (several on a GPU); cuts take one more, the first time.
 
-        by_key=True, by_query=True, top=8, strongest=20, image=(256, 256), groups=(query_groups, key_groups): what the
-        methods of these names answer. Returns an Observation; what was not asked for is None. Raises UnknownNameError,
-        RuleError, ShapeError or DtypeError for requests that do not fit, SizeError for answers larger than memory, all
-        before any work. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond the answers.
+        by_key=True, by_query=True, top=8, strongest=20, image=(256, 256), groups=(query_groups, key_groups): each as
+        the method of that name. Returns an Observation, in which statistics that were not requested are None. Raises
+        UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit, SizeError for answers larger
+        than memory, all before any work. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond the answers.
 
         >>> import numpy as np, clearhead as ch
         >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
@@ -108,7 +108,7 @@ class EffectMatrix(LazyMatrix):
         return seen if strongest is None else replace(seen, strongest=Strongest(*map(self._restore, strongest)))
 
     def by_key(self) -> Any:
-        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
+        """Σ_i e_ij, (…, heads, keys): the effect of each key, summed over all rows in float64.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
@@ -118,7 +118,7 @@ class EffectMatrix(LazyMatrix):
         return self.observe(by_key=True).by_key
 
     def by_query(self) -> Any:
-        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
+        """Σ_j e_ij, (…, heads, queries): g_i·o_i for contributions; for cuts, the sum has no such meaning.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
@@ -128,7 +128,7 @@ class EffectMatrix(LazyMatrix):
         return self.observe(by_query=True).by_query
 
     def strongest(self, k: int) -> Strongest:
-        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
+        """Return the k edges of largest magnitude in the matrix: batch, head, query, key and value, each (≤ k,).
 
         `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
         the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
@@ -174,7 +174,7 @@ def contributions(weights: Any, v: Any, g: Any) -> EffectMatrix:
 
 
 def cut_effects(weights: Any, v: Any, g: Any, rest: Any) -> EffectMatrix:
-    """Make the matrix of cuts; with rest="first" of values v_0 - v_j, or -v_j where there are learned sinks."""
+    """Make the matrix of cuts; rest="first" takes contributions of v_0 - v_j, or of -v_j with learned sinks."""
     weights, values, along = _along_g(weights, v, g)
     if read_rest(rest) == "renormalise":
         return EffectMatrix("cut", weights, values, along)
@@ -186,13 +186,13 @@ def cut_effects(weights: Any, v: Any, g: Any, rest: Any) -> EffectMatrix:
 
 
 def _along_g(weights: Any, v: Any, g: Any) -> Inputs:
-    """Validated v and g, in one dtype with q and k."""
+    """Validate v and g, and give q, k, v and g one dtype."""
     problem = weights.call.problem
     values = values_of(problem, v, problem.kv_heads, problem.heads)
     along = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
     if along.shape[-1] != values.shape[-1]:
         raise ShapeError(
-            f"g has {along.shape[-1]} columns but v has d_v {values.shape[-1]}: g is the derivative by the head's "
+            f"g has {along.shape[-1]} columns but v has d_v {values.shape[-1]}: g is the gradient at the head's "
             "output, which has v's columns.",
             "o = A @ v; g, = torch.autograd.grad(number, o)",
         )
@@ -201,7 +201,7 @@ def _along_g(weights: Any, v: Any, g: Any) -> Inputs:
 
 
 def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
-    """Convert all to their common dtype: theirs where it is one, else float64 if any is float64, else float32."""
+    """Convert all to one dtype: the one they share, else float64 if any is float64, else float32."""
     dtypes = {weights.call.problem.dtype, v.dtype, g.dtype}
     if len(dtypes) == 1:
         return weights, v, g
@@ -211,9 +211,9 @@ def _in_one_dtype(weights: Any, v: Array, g: Array) -> Inputs:
 
 
 def _take_strongest(arrays: dict[str, Array], keys: int, count: int | None) -> Strongest | None:
-    """The strongest of all batches and heads, (≤ count,) each, from those of each, which leave `arrays`; None without.
+    """Merge the heads' strongest edges into one list, (≤ count,); pop them from `arrays`; return None if absent.
 
-    strongest_values and strongest_indices are (batch, heads, k); an index is query·keys + key, -1 is free.
+    strongest_values and strongest_indices are (batch, heads, k); an index is query·keys + key, -1 for an unused place.
     """
     if "strongest_values" not in arrays:
         return None

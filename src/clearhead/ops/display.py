@@ -40,17 +40,17 @@ class Display:
 
     @with_options
     def show(self, **options: Unpack[Page]) -> Any:
-        """The whole page in a notebook's cell, which keeps all of it. Options and errors as `save`."""
+        """Show the page in a notebook's cell; the notebook's file then contains it. Options and errors as `save`."""
         return load("view.page").Framed(self.to_html(**options))
 
     @with_options
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write one self-contained page: every head as a square, any head as a map down to single weights.
 
-        The page has at most 6 MB: the numbers of all heads where they fit; else of the first ones, at least one, in
-        bfloat16, and pictures of the others (`A.part(0, 5).save` is the page of another head).
-        v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
-                  run has its own
+        The page has at most 6 MB: the numbers of all heads if they fit, else those of the first heads (at least one) in
+        bfloat16, and pictures of the others (`A.part(0, 5).save(path)` writes the page of another head).
+        v         (…, kv_heads, keys, d_v), for a matrix only: the page then shows a weight's arithmetic up to the
+                  output. A watched run has its own v
         batch, language ("en", "zh"), title
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError for a batch item that does not exist; FileError when the file cannot be written or its
@@ -69,7 +69,7 @@ class Display:
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
     ) -> str:
-        """One head's weights (queries, keys) as SVG text, for papers; above 64, pixels show their largest weight.
+        """Return one head's weights (queries, keys) as SVG text; above 64, a pixel shows the largest weight it covers.
 
         Raises SelectionError when there is no such layer, head or batch item, ShapeError for tokens of another length.
         """
@@ -89,8 +89,8 @@ class Display:
         """Draw one head's weights (queries, keys) on matplotlib's axes, and return them (extra `plot`).
 
         `ax` are the axes to draw on, None makes new ones; forbidden positions stay empty. Above 64 queries or keys,
-        each pixel shows its largest weight. `ax.figure.savefig("head.pdf")` writes the figure. Raises as `to_svg`, and
-        MissingExtraError without matplotlib.
+        each pixel shows the largest weight it covers. `ax.figure.savefig("head.pdf")` writes the figure. Raises as
+        `to_svg`, and MissingExtraError without matplotlib.
 
         >>> import clearhead as ch, numpy as np
         >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).plot(tokens=["a", "b", "c"]).get_title()

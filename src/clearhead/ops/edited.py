@@ -1,7 +1,7 @@
-"""The matrix's own algebra: A.cut, A.boost and A.tempered, which give matrices of the same arrays under other rules.
+"""A.cut, A.boost and A.tempered: matrices of the same q and k under edited rules.
 
-An edit changes the rules only: what is added for some queries and keys is one more term of the rule `spans`, and
-logits/t are those of rules whose numbers are divided by t. So q and k are shared, and nothing is computed.
+An edit changes the rules only: A.cut and A.boost add one more term to the rule `spans`, and A.tempered divides the
+rules' numbers by t. So q and k are shared, and nothing is computed.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from clearhead.core.torch_state import graphed, ungraphed
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops.span_terms import SpanTerm, combined
 
-SMALLEST_T = 1e-30  # a float32 number, and so is 1/t
+SMALLEST_T = 1e-30  # float32 can hold it and its inverse
 _T = "t=1.5 makes weights flatter, t=0.5 sharper."
 Edit = Callable[[Any, Rules], Rules]  # of q and the rules
 
@@ -34,20 +34,20 @@ class Editable:
         def shape(self) -> tuple[int, ...]: ...
 
         def _edited(self, words: str, edit: Edit) -> Self:
-            """The matrix of the same arrays under edited rules, whose repr has these words."""
+            """Make the matrix of the same q and k under edited rules; its repr shows these words."""
 
     def cut(self, queries: Any = None, keys: Any = None) -> Self:
-        """These queries no longer see these keys: logit_ij = -∞, and what is left of each row is normalised anew.
+        """Hide these keys from these queries: logit_ij = -∞, and softmax renormalises the rest of each row.
 
         queries   None for all; a position, or several in a list or an array of one axis, negative ones counted from the
                   end; a slice; bool (queries,)
-        keys      the same of the keys; queries or keys must be given
+        keys      likewise, bool (keys,); give at least one of queries and keys
 
-        Returns a matrix of the same q, k, engine and threads; its log-sum-exp is its own, also where A's was given. A
-        row with nothing left is an empty one: output 0, log-sum-exp -∞. What is added to a logit is a label for each
-        query and key and a table for pairs of labels (the rule `spans`); edits after each other are combined in one.
-        Raises SelectionError for positions outside, other values and those that choose nothing, RuleError where neither
-        is given, EngineError where the engine named has no rule `spans`. O(queries + keys) time and memory.
+        Returns a matrix of the same q, k and engine; its log-sum-exp is computed, even if A's was given. A row without
+        keys has output 0 and log-sum-exp -∞. The edit becomes a rule `spans`: a label for each query and key, and a
+        table of what each pair of labels adds; several edits are merged into one such rule.
+        Raises SelectionError for a position outside, a value that is no index or one that chooses nothing, RuleError if
+        neither is given, EngineError if the named engine lacks the rule `spans`. O(queries + keys) time and memory.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3)).cut(queries=[1, 2], keys=slice(0, 2))
@@ -63,11 +63,11 @@ class Editable:
         return self._added("cut", queries, keys, -np.inf)
 
     def boost(self, keys: Any, *, by: float, queries: Any = None) -> Self:
-        """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
+        """Add `by` to the logits of these keys: before normalisation, their weights are e^by times as large.
 
         keys      as in `cut`
-        by        a number; below 0 the keys get less
-        queries   as in `cut`; the rows in which that happens
+        by        a number; below 0, the keys receive less
+        queries   as in `cut`: only these queries' rows are boosted; None for all
 
         Returns a matrix as `cut` does. Raises RuleError for another value of `by`, and what `cut` raises.
         O(queries + keys) time and memory.
@@ -78,18 +78,18 @@ class Editable:
         array([[0.333, 0.333, 0.333],
                [0.5  , 0.25 , 0.25 ]])
         """
-        hint = "A.cut(queries, keys) takes keys away altogether."
+        hint = "by=2.0, for example; A.cut(queries, keys) removes keys altogether."
         amount = _number("by", by, hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
     def tempered(self, t: float) -> Self:
-        """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
+        """softmax(logits/t): weights become flatter for t above 1, sharper below. A learned sink is divided as well.
 
         t   a number above 0 (1e-30 to 1e30)
 
-        Returns a matrix as `cut` does. Everything that makes a logit is divided: scale, softcap, bias, alibi_slopes,
-        spans and sinks, those of earlier edits too; later ones add to logits/t. Where A has a bias, bias/t is computed
-        and stored, as large as the bias given. A finite number stays one, the largest of its dtype if need be.
+        Returns a matrix as `cut` does. Divides scale, softcap, bias, alibi_slopes, spans (with earlier edits) and sinks
+        by t; later edits add to logits/t. If A has a bias, bias/t is stored, which takes as much memory as the bias.
+        Finite numbers stay finite: they are clipped to the largest of their dtype.
 
         Raises RuleError for another value of t, or one that scale or softcap cannot be divided by; SizeError where
         bias/t does not fit in memory. O(1) time and memory beyond the rules' own.
@@ -129,7 +129,7 @@ def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, ...]) -> R
 
 
 def divided(rules: Rules, t: Array, q: Any) -> Rules:
-    """The rules whose logits are those of `rules` over t, (heads,) or (1,)."""
+    """Make the rules under which logits are divided by t, (heads,) or (1,)."""
     if (t == 1).all():
         return rules
     by = t[:1] if (t == t[0]).all() else t
@@ -165,7 +165,7 @@ _OVER: dict[str, Callable[[str, Any, Array, Any], Any]] = {
 
 
 def _over(name: str, value: Any, t: Array, q: Any) -> Any:
-    """A rule's array over t, with at least the statistics' precision; a tensor keeps its graph."""
+    """Divide a rule's array by t in at least the statistics' precision; a tensor keeps its graph."""
     axes = list(RULES[name].fields.values())[-1]
     by = t.reshape(-1, *(1,) * (len(axes) - 1 - axes.index("heads"))) if len(t) > 1 else t[0]
     whole = "queries" in axes  # a bias, which may be large; it broadcasts again
@@ -181,13 +181,13 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
 
 
 def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, ...]) -> SpanTerm:
-    """A rule's value as a term: labels (batch, …), and a table with 1 where all batches or heads share it."""
+    """Read a value of the rule `spans` as a term; its table has size 1 along axes that it is broadcast over."""
     *labels, table = parts_of(spans)
     recorded = graphed(table)
     plain = np.zeros(table.shape) if recorded else table  # where PyTorch transforms a table, its numbers are not read
     with ungraphed():
         queries, keys, numbers = read_spans((*labels, plain), prefix, sizes)
-    numbers = unrepeated(numbers, 2)  # those of batch and heads
+    numbers = unrepeated(numbers, 2)  # the axes batch and heads
     if not recorded:
         return SpanTerm(queries, keys, numbers)
     wide, lead = table.double(), prefix[:-1]
@@ -207,30 +207,33 @@ def _number(name: str, value: Any, hint: str) -> float:
 
 
 def _chosen(name: str, value: Any, size: int) -> Array:
-    """Which of the positions 0 … size-1 are chosen, bool (size,).
+    """Read a choice of positions as bool (size,), True for those chosen.
 
     Raises SelectionError for a value that is no index of one axis, and for one that chooses nothing.
     """
     if value is None:
         return np.ones(size, bool)
     flags, index = np.zeros(size, bool), value
+    wanted = f"a position, a list of positions, a slice, or True and False for each of {size}"
+    hint = f"{name}=[0, 3] or {name}=slice(0, 4); ch.cut and ch.boost also take words, for a model's run."
+    if isinstance(value, (str, bytes)):
+        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", hint)
     if not isinstance(value, slice):
         index = as_rule_array([*value] if isinstance(value, range) else value, name)
         index = index if index.size else slice(0)
     try:
         if getattr(index, "shape", None) == () and index.dtype.kind == "b":
-            raise TypeError("one True or False is no position")  # NumPy takes it for an index of all
+            raise TypeError("one True or False is no position")  # NumPy would select everything or nothing
         flags[index] = True
-    except (IndexError, TypeError, ValueError) as error:
-        wanted = f"a position, a list of positions, a slice, or True and False for each of {size}"
-        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", f"NumPy says: {error}.") from None
+    except (IndexError, TypeError, ValueError):
+        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", hint) from None
     if not flags.any():
         raise SelectionError(f"{name} is {shown(value)}: it chooses none of {size} {name}.", f"{name}=None is all.")
     return flags
 
 
 def _in_words(value: Any, chosen: Array) -> str:
-    """What was given as one writes it in an index, such as 4:8 or [0, 3]; many positions as their number."""
+    """Write a choice as in an index, such as 4:8 or [0, 3]; more than 8 positions as their count."""
     if isinstance(value, slice):
         sides = (value.start, value.stop) if value.step is None else (value.start, value.stop, value.step)
         return ":".join("" if side is None else str(side) for side in sides)

@@ -1,12 +1,12 @@
-"""Takes a log-sum-exp that another kernel computed, once some of its rows are checked.
+"""Accepts a log-sum-exp that another kernel computed, after checking some of its rows.
 
-A row is right where the number that was given differs from the one computed here by at most
+A row passes if the given number differs from the one computed here by at most
 
     ε_L·|L_i| + ε_q/2 + 8ε·(1 + |L_i| + √keys + |scale|·‖q_i‖·Σ_j a_ij·‖k_j‖)
 
-ε_L belongs to the dtype of the numbers that were given; ε is float64's where they and q are float64, else float32's.
+ε_L is the machine epsilon of the given numbers' dtype; ε is float64's if both they and q are float64, else float32's.
 The terms bound the rounding of the number itself, of the sum, and of the scores: errors δs_ij of a row's scores change
-L_i by Σ_j a_ij·δs_ij. ε_q is that of float16 or bfloat16 where q is, since kernels may round weights to it, else 0.
+L_i by Σ_j a_ij·δs_ij. ε_q is q's epsilon if q is float16 or bfloat16, since kernels may round weights to it, else 0.
 """
 
 from math import sqrt
@@ -30,21 +30,21 @@ _LAYOUTS = (
     "logsumexp[..., :{queries}] where the kernel pads the queries."
 )
 _CAUSES = (
-    "the usual causes are base 2 (logsumexp * math.log(2) is right then), another scale, a rule that only one side was "
-    "given, the other corner of the causal mask, heads and queries swapped, and a row without keys "
-    "that is not infinite. Left out, it is computed here."
+    "the usual causes are base 2 (then give logsumexp * math.log(2)), another scale, a rule that only one side was "
+    "given, the other corner of the causal mask, heads and queries swapped, and a finite number for a row "
+    "without keys. Leave logsumexp out, and it is computed here."
 )
 
 
 @np.errstate(invalid="ignore", over="ignore")  # padding may hold anything
 def checked(call: Call, engine: Engine, value: Any) -> State | None:
-    """The rows' states by the log-sum-exp that was given; None where it is too large to have digits for weights.
+    """Make the rows' states from the given log-sum-exp; None if it is too large for accurate weights.
 
     value   (…, heads, queries), by the natural logarithm, in any float dtype, on q's device. Where a query sees no key
             it may be -inf, as here and in PyTorch, or +inf, as in FlashAttention
 
-    Raises ShapeError or DtypeError for another array, RuleError where a row that is checked differs. Checked are
-    `ROWS` rows of every batch item and head (the first, the last and some between), and all that are not finite.
+    Raises ShapeError or DtypeError for another array, RuleError if a checked row differs. It checks `ROWS` rows of
+    every batch item and head (the first, the last and some between), and every row that is not finite.
     O(checked rows·keys·d_k) time; rows that see no key cost nothing.
     """
     problem, q, k = call.problem, call.q, call.k
@@ -85,8 +85,8 @@ def checked(call: Call, engine: Engine, value: Any) -> State | None:
             batch, head, row = (int(place) for place in np.argwhere(~right)[0])
             lead = np.unravel_index((batch + items.start) * problem.heads + head, problem.prefix or (1,))
             place = ", ".join(str(i) for i in (*lead[: len(problem.prefix)], queries[row]))
-            both = f"{claimed[batch, head, row]:.7g}, computed {computed[batch, head, row]:.7g}"
-            raise RuleError(f"logsumexp is not that of these q, k and rules: logsumexp[{place}] is {both}.", _CAUSES)
+            both = f"{claimed[batch, head, row]:.7g}, computed {computed[batch, head, row]:.7g} here"
+            raise RuleError(f"logsumexp does not fit q, k and the rules: logsumexp[{place}] is {both}.", _CAUSES)
         result[items, :, rows] = np.where(infinite, computed, result[items, :, rows])
     state = of_logsumexp(result)
     return None if state is None else State(*(to_device_of(x, taken) for x in state))

@@ -1,4 +1,4 @@
-"""A matrix that is never stored: its indices, its transpose, and what NumPy may ask of it; all else is refused.
+"""LazyMatrix: a matrix that is never stored, with indices, products and a transpose; other NumPy calls are refused.
 
 Weights and effects of edges are such matrices; they differ in how a tile of them is computed.
 """
@@ -24,10 +24,10 @@ from clearhead.errors import DtypeError, RuleError, SelectionError
 
 
 class LazyMatrix(NDArrayOperatorsMixin):
-    """Weights, or effects of edges, (…, heads, queries, keys); each subclass says what a tile and a product need.
+    """Weights or effects of edges, (…, heads, queries, keys); subclasses compute tiles and products.
 
-    words     what its numbers are called, and what to ask for instead of too many of them
-    instead   what to call for what would need every number, which is refused
+    words     the name of its numbers in errors, and the hint where too many are asked for
+    instead   the hint where NumPy asks for every number, which is refused
     """
 
     words: tuple[str, str]
@@ -49,10 +49,10 @@ class LazyMatrix(NDArrayOperatorsMixin):
         def observe(self) -> Any: ...
 
         def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State | Terms:
-            """What the engine must know of these rows to compute a tile of these keys; None is all."""
+            """What the engine needs of these rows to compute a tile of these keys; None means all."""
 
         def _multiply(self, columns: Array, *, transposed: bool) -> Array:
-            """The product with columns (batch, one of the numbers of heads, queries or keys, d)."""
+            """The product with columns (batch, 1, kv_heads or heads, keys, d), or (…, queries, d) if transposed."""
 
     else:  # a type checker would take every misspelt name for one of these
 
@@ -92,7 +92,7 @@ class LazyMatrix(NDArrayOperatorsMixin):
 
     def __eq__(self, other: object) -> bool:
         if hasattr(other, "shape") or (isinstance(other, (Number, Sequence)) and not isinstance(other, (str, bytes))):
-            raise self._refusal("==")  # where a False would be taken for an answer
+            raise self._refusal("==")  # False would look like an answer
         return NotImplemented
 
     __ne__, __hash__ = object.__ne__, object.__hash__
@@ -114,8 +114,8 @@ class LazyMatrix(NDArrayOperatorsMixin):
 
         Returns an array of the indexed shape in the matrix's dtype, of q's kind. Raises SelectionError for any other
         index or one outside its axis, SizeError for more numbers than fit in memory, RuleError while PyTorch records a
-        graph. O(rows·keys·d_k) time for the log-sum-exp, or O(queries·keys·(d_k + d_v)) for what cuts need of every
-        row, the first time; then O(numbers·d_k), of effects O(numbers·(d_k + d_v)).
+        graph. The first time, O(rows·keys·d_k) for the log-sum-exp, or O(queries·keys·(d_k + d_v)) for the row terms of
+        cuts; then O(numbers·d_k), for effects O(numbers·(d_k + d_v)).
 
         >>> import numpy as np, clearhead as ch
         >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)[1:, :2].round(3)
@@ -145,12 +145,12 @@ class LazyMatrix(NDArrayOperatorsMixin):
         return call.restore(tile)
 
     def __matmul__(self, v: Any) -> Any:
-        """A·v or E·v, (…, heads, queries, d_v); of weights the same bits as `attention`.
+        """Return A·v or E·v, (…, heads, queries, d_v); A·v equals `attention` bit for bit.
 
-        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). The result is of v's kind, of
-        effects in E's dtype; A.T @ g and E.T @ g take (…, heads, queries, d). Raises ShapeError or DtypeError for a v
-        that does not fit, SizeError where the result is larger than memory. O(queries·keys·(d_k + d_v)) time,
-        O(queries + keys) memory. torch.compile traces `@` of tensors only: use `A.observe(v).output` there.
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). The result is the kind of
+        array that v is, for effects in E's dtype; A.T @ g and E.T @ g take g (…, heads, queries, d). Raises ShapeError
+        or DtypeError for a v that does not fit, SizeError if the result is larger than memory. O(queries·keys·(d_k +
+        d_v)) time, O(queries + keys) memory. Under torch.compile, write `A.observe(v).output`: it cannot trace `A @ v`.
 
         >>> import numpy as np, clearhead as ch
         >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
@@ -159,11 +159,11 @@ class LazyMatrix(NDArrayOperatorsMixin):
         return self._product(v)
 
     def top(self, k: int) -> Any:
-        """The k first weights or effects of each query and their keys, (…, heads, queries, k) each.
+        """Return each query's k strongest weights or effects and their keys, (…, heads, queries, k) each.
 
-        Of weights a Top, largest first; of effects a Ranked, of largest magnitude first. Of equal ones the earlier key
-        comes first. Only keys that the rules allow are listed, and no effect that is NaN; the rest is filled with 0 and
-        index -1. Raises RuleError unless k is a whole number from 1 up. O(queries·keys·d_k) time, of effects
+        A Top of weights, largest first, or a Ranked of effects, largest magnitude first; of equal ones the earlier key
+        comes first. Lists only keys that the rules allow, and no effect that is NaN; places left over hold 0 and index
+        -1. Raises RuleError unless k is a whole number from 1 up. O(queries·keys·d_k) time, for effects
         O(queries·keys·(d_k + d_v)); O(queries·k) memory.
 
         >>> import numpy as np, clearhead as ch
@@ -174,7 +174,7 @@ class LazyMatrix(NDArrayOperatorsMixin):
         return self.observe(top=0 if k is None else k).top  # None would ask for nothing
 
     def image(self, height: int, width: int) -> Any:
-        """The matrix as a picture, (…, heads, height, width): each pixel is the mean of what it covers.
+        """Return the matrix as a picture, (…, heads, height, width): each pixel is the mean of the area it covers.
 
         The picture's mean is that of the matrix. Raises RuleError unless both sides are whole numbers from 1 up.
 
@@ -189,8 +189,8 @@ class LazyMatrix(NDArrayOperatorsMixin):
         """The sum of weights or effects between labelled spans, (…, heads, query groups, key groups).
 
         query_groups is (queries,) or (…, queries), key_groups (keys,) or (…, keys): whole numbers 0, 1, 2, …; a token
-        whose label is below 0 belongs to no group. Cuts of single edges do not add up to that of a whole span:
-        `A.cut(keys=span) @ v` is the output without it. Raises DtypeError, ShapeError or RuleError for other labels.
+        whose label is below 0 belongs to no group. Effects of cutting single edges do not add up to that of cutting a
+        span: `A.cut(keys=span) @ v` is the output without it. Raises DtypeError, ShapeError or RuleError.
 
         >>> import numpy as np, clearhead as ch
         >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).groups([0, 0], [0, 1])
@@ -219,11 +219,11 @@ class LazyMatrix(NDArrayOperatorsMixin):
 class TransposedMatrix(LazyMatrix):
     """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
-    T         the matrix itself, which has the index: A[..., 3] is a column
+    T         the matrix itself, which can be indexed: A[..., 3] is a column
     A.T @ g   Σ_i a_ij·g_i: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads,
               keys, d) in the weights' dtype. O(queries·keys·(d_k + d)) time, less where blocks of rows of g are zero
 
-    Errors as of A @ v.
+    Raises as A @ v.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
@@ -251,14 +251,14 @@ class TransposedMatrix(LazyMatrix):
         return f"{type(self).__name__} of {self.T!r}"
 
     def __getitem__(self, key: Any) -> Any:
-        raise SelectionError("the transpose is multiplied only, A.T @ g.", "A[..., 3] is a column of the matrix.")
+        raise SelectionError("the transpose has no index, only A.T @ g.", "A[..., 3] is a column of the matrix.")
 
     def _product(self, x: Any, *, transposed: bool = False) -> Any:
         return self.T._product(x, transposed=not transposed)
 
 
 def read_index(key: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[int, ...]]:
-    """Read a basic index: what it picks along each axis of a matrix of this shape, and the shape of the tile.
+    """Read an index of a matrix of this shape: return the range that it picks along each axis, and the tile's shape.
 
     Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
     """
@@ -272,7 +272,7 @@ def read_index(key: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[int
         raise SelectionError(f"{len(parts)} indices for {len(shape)} axes: the matrix is {named(shape, WEIGHTS)}.")
     parts[dots[0] : dots[0]] = [slice(None)] * absent
     ranges: list[range] = []
-    tile: list[int | None] = []  # the length of each axis, None for one that goes
+    tile: list[int | None] = []  # the length of each axis, None for an axis that an integer drops
     for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
         try:
             if isinstance(part, bool):
@@ -281,7 +281,7 @@ def read_index(key: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[int
         except IndexError:
             what = f"index {part} is outside axis {axis}: the matrix is {named(shape, WEIGHTS)}."
             raise SelectionError(what) from None
-        except Exception:  # a stranger's __index__ may raise anything
+        except Exception:  # another library's __index__ may raise anything
             raise SelectionError(
                 f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
                 "A[...][that] indexes a stored copy.",

@@ -39,20 +39,20 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
     have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
-    `engine`, as in `attention`, holds for whatever is computed of it.
+    `engine`, as in `attention`, computes everything that is asked of the matrix.
 
     Creating it computes nothing. Each row's state, whose sum is the log-sum-exp, is computed once, when first needed,
     and kept: O(queries) memory.
 
-    logsumexp   another kernel's, (…, heads, queries), of the same q, k and rules: only looking is paid for then. By the
-                natural logarithm, in any float dtype, on q's device; -inf or +inf where a query sees no key
+    logsumexp   what another kernel computed for the same q, k and rules, (…, heads, queries): saves the pass over all
+                keys. Natural logarithm, any float dtype, on q's device; -inf or +inf where a query sees no key
 
-    Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
-    ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
-    are), for half precision half of q's ε more, RuleError names the first row that is, and the usual causes.
-    `logsumexp()` returns it and weights are computed from it, unless it has a number above 128 (in float32), whose
-    rounding would show in the weights: then it is computed here. The output and row statistics come from a pass of
-    their own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule.
+    Eight rows of each batch item and head are computed again and compared, O(keys·d_k) each. RuleError names the first
+    that differs by more than rounding, and the usual causes. The tolerance is ε_L·|L| + 8ε·(1 + |L| + √keys +
+    |scale|·‖q‖·‖k‖), ε_L for L's dtype, ε for float32 (float64 if q and L are float64), plus ε_q/2 for half precision.
+    `logsumexp()` returns it and weights are computed from it, unless some |L| exceeds 128 (in float32), whose rounding
+    would show in the weights: then it is computed here. The output and row statistics take a pass of their own. A given
+    logsumexp has no derivative: RuleError while PyTorch records a graph for q, k or a rule.
 
     Raises what `attention` raises.
     Source: Vaswani et al. 2017, section 3.2.1; weights computed again as in Dao et al. 2022, appendix B.
@@ -96,13 +96,13 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
                 raise self._recorder.refused(given, what, "AttentionMatrix(…), or leave logsumexp out.")
 
     def _hold(self, call: Call, engine: str | None, state: State | None = None) -> None:
-        """Compute with this call, by the engine of this name or the first that can; the rows' states may be known."""
+        """Set the call, the engine (of this name, or the first that can) and the rows' states if they are known."""
         self._call = call
         self._engine, self._asked_engine, self.known_state = engines.chosen(call.problem, engine), engine, state
         self._kind = call.problem.shape, statistics_dtype(call.problem.dtype)
 
     def with_call(self, call: Call, state: State | None = None) -> "AttentionMatrix":
-        """The matrix of another call, after the same edits, by the same engine; the rows' states may be known."""
+        """Make the matrix of another call, with the same edits and engine, and the rows' states if they are known."""
         made = AttentionMatrix.__new__(AttentionMatrix)
         made._given, made._recorder, made._edits = None, None, self._edits
         made._hold(call, self._asked_engine, state)
@@ -122,7 +122,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self._call_for("weights read by index", "A[…]; A @ v and A.observe keep the graph.")
 
     def _call_for(self, what: str, instead: str) -> Call:
-        """The call for `what`, of which no graph is kept. Raises RuleError while PyTorch records one."""
+        """Return the call for `what`, which has no derivative. Raises RuleError while PyTorch records a graph."""
         if self._recorder is not None and self._given is not None:
             recorder = self._recorder_with()
             if recorder is not None:
@@ -134,7 +134,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self._call
 
     def _plain(self, what: str, instead: str) -> "AttentionMatrix":
-        """The matrix for `what`, of which no graph will be kept either. Raises as `_call_for`."""
+        """Return this matrix outside of PyTorch's graph, to compute `what` later. Raises as `_call_for`."""
         call = self._call_for(what, instead)
         return self if self._recorder is None else self.with_call(call, self.known_state)
 
@@ -146,13 +146,13 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self.known_state
 
     def effect_engine(self) -> Engine:
-        """The engine that computes effects of edges. Raises EngineError where the one that was named does not."""
+        """Return the engine that computes effects of edges. Raises EngineError if the named engine cannot."""
         if hasattr(self._engine, "others"):
             return self._engine
         return engines.get(engines.choose(self.call.problem, self._asked_engine, what="effects").engine)
 
     def _recorder_with(self, *others: Any) -> ModuleType | None:
-        """The module that computes DTensors, or where PyTorch records a graph for q, k, a rule or one of `others`."""
+        """Return `recorder_of(q)` if q is a DTensor or PyTorch records q, k, a rule or one of `others`; else None."""
         if self._given is None:
             return None
         q, k, rules, *_ = self._given
@@ -175,14 +175,14 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     def _known(self, batches: Array | None, heads: range | None, rows: range, cols: range) -> State:
         del cols
         if self.known_state is None and self.size <= _SMALL:
-            self.state  # noqa: B018  of all rows: then it is there for the next index
+            self.state  # noqa: B018  computed for all rows at once and kept for the next index
         known = self._state_of(batches, heads, rows)
         return known or engines.state_of(self._engine, self.call.take(batches, heads, rows))
 
     def _part(self, batches: Array | None, heads: range | None, queries: range | None = None) -> "AttentionMatrix":
-        """The matrix of some batch items, heads or queries, with their rows' states if these are known.
+        """Make the matrix of some batch items, heads or queries (None: all), with their rows' states if known.
 
-        What is left out stays whole; choosing heads gives each of them a key head of its own.
+        If heads are chosen, each of them gets its own key head.
         """
         return self.with_call(self.call.take(batches, heads, queries), self._state_of(batches, heads, queries))
 
@@ -204,17 +204,17 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     @with_options
     @explained(askable())
     def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
-        """The requested statistics: one pass for the output and row statistics, one more for column statistics.
+        """Compute the requested statistics: the output and row statistics in one pass, column statistics in another.
 
         STATISTICS
 
-        v (…, kv_heads, keys, d_v) requests the output as well. `queries` restricts everything to some queries: row
-        statistics are theirs, column statistics are sums over them; groups still takes one label per query.
-        Returns an Observation; what was not requested is None.
+        v (…, kv_heads, keys, d_v) requests the output as well. `queries` restricts row statistics to these queries and
+        column statistics to sums over them; groups still takes one label for every query.
+        Returns an Observation, in which statistics that were not requested are None.
         Raises SelectionError when `queries` is no slice, RuleError, ShapeError, DtypeError or UnknownNameError for
         requests that do not fit, SizeError for more than fits in memory, all before any work; EngineError when no
         engine, or not the one named, computes what is requested.
-        Time O(queries·keys·(d_k + d_v)), memory O(queries + keys), whatever is observed.
+        O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond the answers.
 
         >>> import numpy as np, clearhead as ch
         >>> seen = ch.AttentionMatrix(np.eye(3), np.eye(3)).observe(np.eye(3), entropy=True, received=True)
@@ -255,7 +255,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
     def max_logit(self) -> Any:
         """The largest logit of each query, max_j s_ij over the keys it may attend to, (…, heads, queries).
 
-        The logit is what softmax is taken of: after scale, softcap, bias and ALiBi, and without sinks. -inf where a
+        Logits are the softmax's input: after scale, softcap, bias, ALiBi and spans, without sinks. -inf where a
         query may attend to no key.
 
         >>> import numpy as np, clearhead as ch
@@ -305,7 +305,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self.observe(received=True).received
 
     def peak(self) -> Any:
-        """max_i a_ij, the largest weight that any query gives each key, (…, heads, keys); 0 where none may do so.
+        """max_i a_ij, the largest weight that each key receives from any query, (…, heads, keys); 0 if no query may.
 
         >>> import numpy as np, clearhead as ch
         >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).peak()
@@ -314,14 +314,14 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self.observe(peak=True).peak
 
     def contributions(self, v: Any, g: Any) -> EffectMatrix:
-        """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
+        """Return each edge's contribution along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), never stored.
 
         v   (…, kv_heads or heads, keys, d_v), or one for all heads, (keys, d_v)
-        g   (…, heads, queries, d_v): the derivative of any number by the head's output
+        g   (…, heads, queries, d_v): the gradient of any number with respect to the head's output
 
         Over the keys, contributions sum to g_i·o_i. Creating it computes nothing. float32, or float64 where q, v or g
-        is; under autocast v is narrowed as q and k are. Raises ShapeError or DtypeError for arrays that do not fit or
-        require grad, RuleError where PyTorch records a graph for q, k or a rule, EngineError where the engine named
+        is; autocast casts v as it does q and k. Raises ShapeError or DtypeError for arrays that do not fit or require
+        grad, RuleError while PyTorch records a graph for q, k or a rule, EngineError if the engine named by the caller
         computes no effects.
 
         >>> import numpy as np, clearhead as ch
@@ -333,17 +333,17 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return causes.contributions(self._plain("contributions", "A.contributions(v, g)"), v, g)
 
     def cut_effects(self, v: Any, g: Any, *, rest: Rest = "renormalise") -> EffectMatrix:
-        """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
+        """Return the change of g_i·o_i when query i may not see key j, (…, heads, queries, keys), never stored.
 
-        v and g as in `contributions`. e_ij = a_ij/(1 - a_ij)·(g_i·o_i - g_i·v_j): the rest of the row is normalised
-        anew, a sink with it; -g_i·o_i where j is all that i sees. A row's largest weight may be so near 1 that 1 - a_ij
-        has no digits left, so for that key the answer m_i of all other keys is computed apart: e_ij = a_ij·(m_i -
-        g_i·v_j). Exact at the head's output; what comes after the head is linear in g.
+        v and g as in `contributions`. e_ij = a_ij/(1 - a_ij)·(g_i·o_i - g_i·v_j): softmax renormalises the other keys
+        and the sink; -g_i·o_i if j is the only key that i sees. A row's largest weight may be so near 1 that 1 - a_ij
+        has no digits left, so for that key the output over all other keys is computed separately, m_i = g_i·o'_i, and
+        e_ij = a_ij·(m_i - g_i·v_j). Exact at the head's output; g stands for all that follows, to first order.
 
-        rest   "renormalise", or "first": the weight moves to the first key, where idle heads rest, also in rows that
-               may not see it: e_ij = a_ij·(g_i·v_0 - g_i·v_j). With learned sinks it moves there: e_ij = -a_ij·g_i·v_j
+        rest   "renormalise", or "first": the weight moves to the first key, on which idle heads rest, even where a row
+               may not see it: e_ij = a_ij·(g_i·v_0 - g_i·v_j); to the learned sink if there is one: -a_ij·g_i·v_j
 
-        Raises as `contributions`, UnknownNameError for another rest.
+        Raises as `contributions`; UnknownNameError for any other `rest`.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)

@@ -11,12 +11,12 @@ from clearhead.core.statistics import STATISTICS, Matrix, Strongest, joined_arra
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Observation:
-    """What was observed, (…, heads, …), by name; None for what was not requested.
+    """The statistics of one call, by name, (…, heads, …) each; None for those that were not requested.
 
-    Returned by `observe` of AttentionMatrix and of EffectMatrix, where each field has the answer of the method of its
-    name, and by `varlen_attn`. Arrays are of q's kind; statistics are float32, or float64 for float64, and the output
-    has q's dtype. The log-sum-exp is kept as two arrays, each row's largest logit and what is added to it (`largest`
-    and `log_sum`), which have digits that their sum may not have. `queries` and `keys` are how many it covers.
+    `observe` of AttentionMatrix and of EffectMatrix returns it, each field holding what the method of its name returns,
+    and so does `varlen_attn`. Arrays are the kind that q is; statistics are float32, or float64 for float64; the output
+    has q's dtype. The log-sum-exp is kept as two arrays, each row's largest logit (`largest`) and the rest (`log_sum`),
+    since their sum may lose digits. `queries` and `keys` count what it covers.
 
     >>> import numpy as np, clearhead as ch
     >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
@@ -55,7 +55,7 @@ class Observation:
 
     @property
     def state(self) -> State | None:
-        """`largest` and `log_sum`."""
+        """`largest` and `log_sum` as a State, or None."""
         return None if self.largest is None else State(self.largest, self.log_sum)
 
     def statistics(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Observation:
         return {name: self.state if name == "logsumexp" else getattr(self, name) for name in STATISTICS}
 
     def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
-        """The same result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
+        """Return the result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
 
         The heads axis is the last but one of statistics per query or key, (…, heads, queries), and the last but two of
         output, top, image and groups. Raises IndexError when there is no such head, or no heads axis.

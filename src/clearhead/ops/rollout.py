@@ -1,4 +1,4 @@
-"""Attention rollout: one row carried back through all layers, in O(n) memory."""
+"""Attention rollout: carries one row back through all layers in O(n) memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +15,16 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int) -> Any:
     """Follow one token's attention from the last layer back to the first.
 
     r ← (r + mean over heads of Aᵀ·r)/2, from the last matrix to the first, starting at the query's unit vector: one row
-    of Π_l (I + mean_h A_l)/2, without any product of matrices. The half is the residual connection's.
+    of Π_l (I + mean_h A_l)/2, without multiplying matrices. The identity stands for the residual connection.
 
-    matrices   one per layer, first layer first, each (…, heads, n, n) over the same tokens; of a watched run
+    matrices   one per layer, first layer first, each (…, heads, n, n) over the same tokens; for a watched run
                [seen.matrix(layer) for layer in seen.layers]
     query      the token to follow, negative counts from the end
 
     Returns (…, n), in the matrices' dtype and kind: each input token's share in the followed token; it sums to 1 if
     every row of every matrix does (a row without visible keys, or with a sink, does not).
-    Raises DtypeError unless `matrices` is a list or tuple of AttentionMatrix; ShapeError when it is empty or the layers
-    differ in tokens; SelectionError for a query outside them.
+    Raises DtypeError unless `matrices` is a list or tuple of AttentionMatrix; ShapeError when it is empty or layers
+    differ in tokens; SelectionError for a query that is not one of the tokens.
     O(layers·heads·n²·d_k) time, O(n) memory.
     Source: Abnar & Zuidema 2020, section 3.
 

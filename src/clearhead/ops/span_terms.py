@@ -1,8 +1,7 @@
-"""Rules that edits make: several `spans` that act on the same logits, as one rule.
+"""Merges several values of the rule `spans`, which edits make, into one.
 
-A rule `spans` is a term: labels of queries and keys, and a table of what is added for each pair of labels. Queries that
-have the same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys)
-memory.
+Each value is a term: labels of queries and keys, and a table of what each pair of labels adds to a logit. Queries with
+equal labels in every term get one new label, keys likewise, and the tables are added up: O(queries + keys) memory.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from clearhead.core.namespace import numbers_like
 
 @dataclass(frozen=True, eq=False)
 class SpanTerm:
-    """table[batch, head, query label, key label] is added to a logit; a label of -1 adds nothing."""
+    """A term that adds table[batch, head, query label, key label] to a logit; a label of -1 adds nothing."""
 
     query_labels: Array  # (batch or 1, queries)
     key_labels: Array  # (batch or 1, keys)
@@ -27,15 +26,15 @@ class SpanTerm:
 
     @staticmethod
     def of(spans: Any) -> "SpanTerm":
-        """The value of a rule `spans`, whose axes before queries may be left out."""
+        """Read a value of the rule `spans`; its batch axis may be missing."""
         query_labels, key_labels, table = spans
         queries, keys = (np.atleast_2d(host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
         return SpanTerm(np.maximum(queries, -1), np.maximum(keys, -1), table[(None,) * (4 - table.ndim)])
 
     def kept(self, keys: slice, before: "SpanTerm | None") -> "SpanTerm":
-        """The term as a recording keeps it, with the labels of these keys only and without PyTorch's graph.
+        """Copy the term for a recording: the labels of these keys only, and no graph.
 
-        before   the same edit's term of an earlier step, whose table it shares where rows have none of their own
+        before   the same edit's term of an earlier step; its table is shared unless each row has its own
         """
         table = self.table.detach() if hasattr(self.table, "detach") else self.table
         table = table if before is None or self.by_row else before.table
@@ -43,7 +42,7 @@ class SpanTerm:
 
 
 def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
-    """The terms as one value of the rule `spans`; None where they add nothing to any of these queries and keys."""
+    """Merge terms into one value of the rule `spans`; None if they add nothing to any of these queries and keys."""
     terms = [term for term in terms if (term.query_labels >= 0).any() and (term.key_labels >= 0).any()]
     if not terms:
         return None
@@ -55,7 +54,7 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
     table: Any = 0
     for one, row, column in zip(
         tables, rows, columns, strict=True
-    ):  # a last row and column of zeros are for the label -1
+    ):  # a last row and column of zeros serve the label -1
         pad = np.pad if (torch := torch_of(one)) is None else torch.nn.functional.pad
         wide = pad(one, ((0, 0), (0, 0), (0, 1), (0, 1)) if torch is None else (0, 1, 0, 1))
         table = table + wide[:, :, row[:, None], column]
@@ -63,10 +62,9 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
 
 
 def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
-    """The terms of steps that follow one another along the queries, as those of one call.
+    """Concatenate the terms of consecutive steps along the queries, as if they were one call.
 
-    Every step has terms of the same edits in the same order, and each has the labels of those keys only that the steps
-    before it did not have.
+    Every step has the terms of the same edits in the same order; its key labels are those of the keys it added.
     """
     result = []
     for parts in zip(*steps, strict=True):
@@ -82,7 +80,7 @@ def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
 
 
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
+    """New labels, (batch or 1, length), equal where every side's labels are, and each side's old label for each."""
     sides = np.broadcast_arrays(*sides)
     index, first = np.zeros(sides[0].shape, np.int64), np.zeros(1, np.int64)
     for side in sides:
@@ -97,18 +95,18 @@ def _cat(labels: Sequence[Array]) -> Array:
 
 
 def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
-    """Tensors where any of them is one, else arrays."""
+    """Convert all tables to tensors if any is a tensor."""
     kind = next((table for table in tables if not isinstance(table, np.ndarray)), tables[0])
     return [table if type(table) is type(kind) else numbers_like(table, kind) for table in tables]
 
 
 def _plain(x: Any, most: int) -> Any:
-    """Labels or a table without leading axes of length 1, down to `most` axes."""
+    """Drop leading axes of length 1 from labels or a table, down to `most` axes."""
     while x.ndim > most and x.shape[0] == 1:
         x = x[0]
     return x
 
 
 def host(x: Any) -> Array:
-    """Numbers, of a tensor without its graph, in the CPU's memory."""
+    """Copy an array or a tensor to NumPy, without a graph."""
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)

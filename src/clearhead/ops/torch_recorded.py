@@ -1,6 +1,6 @@
-"""What AttentionMatrix asks where PyTorch records, transforms or traces; torch_sharded.py has the same names.
+"""AttentionMatrix where PyTorch records, transforms or traces a graph; torch_sharded.py has the same functions.
 
-Other tensors are read like NumPy arrays (core/arrays.py), and this module is not imported.
+All other tensors are read like NumPy arrays (core/arrays.py), without this module.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from clearhead.ops.observation import Observation, observation
 
 
 def check(given: Given) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Check what tells the matrix's shape and dtype, and return these. Raises what `read` raises."""
+    """Validate the call and return the matrix's shape and dtype. Raises as `read`."""
     x = read(given)[1]
     dtype = np.dtype(np.float64 if x["q"].dtype == torch.float64 else np.float32)
     return (*x["q"].shape[:-1], x["k"].shape[-2]), dtype
@@ -59,7 +59,7 @@ def _compute(task: Task, x: Tensors) -> Tensors:
 
 
 def refused(given: Given, what: str, call: str) -> RuleError:
-    """Make the error for what has no graph; `call` has none either."""
+    """Make the error for something that has no derivative; `call` is what to type without a graph."""
     if given.q.device.type == "meta":
         return RuleError(f"{what} need numbers, and tensors on the meta device have none.")
     return RuleError(

@@ -1,8 +1,8 @@
 """Attention on DTensors: each rank computes its part, and DTensor's redistribution moves what has to move.
 
-Where q is sharded over batch or heads, nothing is communicated. Where it is sharded over queries, keys and values are
-gathered, this rank's queries keep their positions, and what is summed or maximised over queries is a partial result
-that DTensor reduces. Other placements are refused before anything is communicated.
+If q is sharded over batch or heads, nothing is communicated. If it is sharded over queries, keys and values are
+all-gathered, this rank's queries keep their positions, and sums or maxima over queries become partial results that
+DTensor reduces. Other placements are refused before anything is communicated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ _AXES = {
     name if len(rule.fields) == 1 else f"{name}[{place}]": axes
     for name, rule in RULES.items()
     for place, axes in enumerate(rule.fields.values())
-}  # of each array of a rule, by the names that `flat` gives
-_REDUCED = {"added": "sum", "larger": "max"}  # what DTensor does with the ranks' parts over queries
+}  # of each array of a rule, by its name in `flat`
+_REDUCED = {"added": "sum", "larger": "max"}  # how DTensor reduces the ranks' partial results over queries
 
 
 def check(given: Given) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -59,15 +59,15 @@ def transposed(given: Given, _: Any) -> NoReturn:
 
 
 def refused(_: Given, what: str, __: str = "") -> RuleError:
-    """Make the error for what is not computed of DTensors."""
+    """Make the error for something that is not computed for DTensors."""
     return RuleError(
-        f"{what}: not computed of DTensors, and q is one.",
-        "attention, A.observe and A @ v are; q.full_tensor() is the whole of q on every rank.",
+        f"{what}: not computed for DTensors, and q is one.",
+        "attention, A.observe and A @ v take DTensors; q.full_tensor() gathers all of q on every rank.",
     )
 
 
 class _Shards:
-    """A call of DTensors: how q is sharded, and what each rank has of it."""
+    """A call on DTensors: how q is sharded, and which part this rank has."""
 
     def __init__(self, given: Given) -> None:
         if torch.compiler.is_compiling():
@@ -95,7 +95,7 @@ class _Shards:
                 self._check_fits(name, x, self._axes(*_AXES[name]))
             elif isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
                 raise DtypeError(
-                    f"{name} requires grad and is no DTensor: each rank would have its part of the gradient.",
+                    f"{name} requires grad and is no DTensor: each rank would get only a part of its gradient.",
                     f"distribute_tensor({name}, q.device_mesh, {[Replicate()] * len(self.split)})",
                 )
 
@@ -127,7 +127,7 @@ class _Shards:
         return replace(seen, queries=rows, **whole, **({} if state is None else state._asdict()))
 
     def _axes(self, *names: str) -> tuple[Axis, ...]:
-        """The axes of an array with these axes, of which "batch" is all that q has before its heads."""
+        """Turn names of axes into numbers of q's axes; "batch" becomes every axis of q before its heads."""
         heads = (self.queries - 1,) if self.queries else ()
         known: dict[str, tuple[Axis, ...]] = {
             "batch": tuple(range(self.queries - 1)),
@@ -139,7 +139,7 @@ class _Shards:
         return tuple(axis for name in names for axis in known.get(name, ("",)))
 
     def _check_fits(self, name: str, x: Any, axes: tuple[Axis, ...]) -> None:
-        """Raise DtypeError unless x is a DTensor whose placements go with those of q."""
+        """Raise DtypeError unless x is a DTensor whose placements fit those of q."""
         if not isinstance(x, DTensor) or x.device_mesh != self.q.device_mesh:
             kind = f"on {x.device_mesh}" if isinstance(x, DTensor) else f"a {type(x).__name__}"
             raise DtypeError(
@@ -155,7 +155,7 @@ class _Shards:
         _local_ranges(name, x)
 
     def _placement(self, x: DTensor, axes: tuple[Axis, ...], split: int | None) -> Placement:
-        """How x goes with q along an axis of the mesh that shards this axis of q."""
+        """The placement that x needs on an axis of the mesh that shards q along `split`, or replicates q if None."""
         of_heads = split is not None and split == self.queries - 1 >= 0
         ranks = self.q.device_mesh.shape[self.split.index(split)] if of_heads else 1
         whole = self.problem.group == 1 or self.problem.kv_heads % ranks == 0  # groups of heads on each rank
@@ -167,25 +167,25 @@ class _Shards:
         return Replicate()
 
     def _check_asked(self, want: Wanted, v: Any, queries: slice) -> None:
-        """Raise RuleError for what cannot be put together from the queries of several ranks."""
+        """Raise RuleError for a request that cannot be merged from the queries of several ranks."""
         if self.queries not in self.split:
             return
         hint = "redistribute q, k and v over heads, or over none: q.redistribute(placements=[Shard(1)])."
         if queries != slice(None):
-            raise RuleError("queries chooses some of the queries, and these are sharded.", hint)
+            raise RuleError("`queries` was given, but q is sharded over queries.", hint)
         if want.image is not None:
-            raise RuleError("image is not computed of queries that are sharded; groups is.", hint)
+            raise RuleError("image is not computed where q is sharded over queries; groups is.", hint)
         arrays = (self.q, self.k, v, *self.rules.values())
         if want.peak and torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
-            raise RuleError("peak over queries that are sharded has no derivative.", "with torch.no_grad(): A.peak()")
+            raise RuleError("peak has no derivative where q is sharded over queries.", "with torch.no_grad(): A.peak()")
 
     def _part(self, name: str, x: Any, axes: tuple[Axis, ...]) -> Any:
-        """Return this rank's part of a DTensor, or of an array that every rank has as a whole."""
+        """Return this rank's part of a DTensor, or of an array that every rank holds in full."""
         done: Sequence[Axis | None] = ()
         if isinstance(x, DTensor):
             done = [axes[place.dim - x.ndim] if isinstance(place, Shard) else None for place in x.placements]
             places = [Replicate() if axis == "keys" else one for axis, one in zip(done, x.placements, strict=True)]
-            slopes = [  # where q is sharded, ranks have different parts of the gradient of what they all have
+            slopes = [  # where q is sharded, each rank has a different part of the gradient of a replicated array
                 Partial() if split is not None and one.is_replicate() else one
                 for split, one in zip(self.split, places, strict=True)
             ]
@@ -202,7 +202,7 @@ class _Shards:
         return x
 
     def _of_heads(self, x: Tensor) -> Tensor:
-        """The key heads that this rank's query heads share, of all: one for each query head where groups are cut."""
+        """Take the key heads of this rank's query heads; one per query head if the rank's share splits a group."""
         heads, group = self.local[self.queries - 1], self.problem.group
         used = [head // group for head in heads]
         whole = range(used[0], used[-1] + 1) if used else range(0)
@@ -222,7 +222,7 @@ class _Shards:
         return joined(local)
 
     def _whole(self, name: str, x: Any, want: Wanted, sizes: Mapping[str, int]) -> Any:
-        """A statistic of this rank's part as a DTensor of the whole."""
+        """Wrap this rank's part of a statistic as a DTensor."""
         if isinstance(x, tuple):
             return type(x)(*(self._whole(name, one, want, sizes) for one in x))
         shape = (*self.problem.prefix, *want.shape(name, sizes)[2:])
@@ -238,7 +238,7 @@ class _Shards:
 
 
 def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any]) -> Problem:
-    """The problem of the whole, with zeros that take no memory in place of a DTensor's numbers."""
+    """Describe the unsharded problem, with zeros that take no memory in place of a DTensor's numbers."""
 
     def blank(x: Any) -> Any:
         return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) if isinstance(x, DTensor) else x
@@ -249,7 +249,7 @@ def _described(q: Any, k: Any, v: Any, rules: Mapping[str, Any]) -> Problem:
 
 
 def _local_ranges(name: str, x: DTensor) -> list[range]:
-    """Which indices of each axis of x this rank has, by the rule of torch.chunk. Raises DtypeError for others."""
+    """The indices of each axis of x on this rank, split as torch.chunk does. Raises DtypeError for another split."""
     coordinate = x.device_mesh.get_coordinate()
     if coordinate is None:
         raise DtypeError(f"this rank is not in the mesh of {name}, {x.device_mesh}.")
