@@ -209,8 +209,12 @@ def test_copies_and_compiled_layers_give_the_same_output():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: MultiHeadAttention(12, 4, num_kv_heads=3), RuleError, "num_heads is 4 and num_kv_heads 3"),
-        (lambda: MultiHeadAttention(10, 4), RuleError, "d_model 10 is no multiple of num_heads 4"),
+        (
+            lambda: MultiHeadAttention(12, 4, num_kv_heads=3),
+            RuleError,
+            "num_heads is 4: expected a multiple of num_kv_heads, 3",
+        ),
+        (lambda: MultiHeadAttention(10, 4), RuleError, "d_model is 10: expected a multiple of num_heads, 4"),
         (lambda: made(rotary=1e4), RuleError, "rotary is 10000.0 and d_k 3: expected a base from 1 up"),
         (lambda: MultiHeadAttention(12, 4, casual=True), UnknownNameError, "unknown rule `casual`"),
         (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True)), RuleError, "theirs"),
@@ -227,12 +231,12 @@ def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exc
 
 def test_pytorchs_argument_names_are_refused_with_ours():
     for name, instead in {
-        "attn_mask": "mask=~attn_mask: True = may attend here, and may not there",
-        "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may",
+        "attn_mask": "mask=~attn_mask, since True means may attend here",
+        "key_padding_mask": "mask=~key_padding_mask[:, None, None], since True",
         "is_causal": "causal=True",
         "average_attn_weights": "average_weights",
     }.items():
-        with pytest.raises(UnknownNameError, match=f"^{name} is nn.MultiheadAttention's") as refused:
+        with pytest.raises(UnknownNameError, match=f"^{name} is an option of nn.MultiheadAttention") as refused:
             made()(normal(2, 3, 12), **{name: None})
         assert refused.value.hint.startswith(instead)
 

@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a block beyond": ({"block_table": torch.tensor([[0, 9], [1, 0]], dtype=torch.int32)}, r"\[0, 1\] is 9: key has 6"),
     "a block below": ({"block_table": torch.tensor([[0, 1], [-1, 0]], dtype=torch.int32)}, r"\[1, 0\] is -1"),
     "wide block numbers": ({"block_table": torch.zeros(2, 2, dtype=torch.int64)}, "expected int32"),
-    "too few requests": ({"block_table": torch.zeros(1, 2, dtype=torch.int32)}, "2 requests but there are keys of 1"),
+    "too few requests": ({"block_table": torch.zeros(1, 2, dtype=torch.int32)}, "2 requests but there are keys for 1"),
     "too long": ({"seqused_k": torch.tensor([49, 3])}, "room for"),
     "no lengths": ({"seqused_k": None}, "seqused_k"),
     "fractions": ({"seqused_k": torch.tensor([20.0, 3.0])}, "whole numbers"),

@@ -1,4 +1,4 @@
-"""Attention for PyTorch models: layers, and the cache of keys and values that they decode with."""
+"""Attention for PyTorch models: a layer, and the key-value cache that it decodes with."""
 
 from clearhead.errors import needing
 

@@ -19,19 +19,19 @@ from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, 
 
 _NUMBERS = (int, float, bool, NoneType)  # types of rules that need no tensor
 _CAPACITY = 64  # positions, by default
-_BLOCK = 64  # positions whose turns decoding computes at a time
+_BLOCK = 64  # positions whose rotations decoding computes at a time
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: Any, device: Any) -> None:
-    """Raise DtypeError or RuleError for a dtype or device that cannot be, SizeError where such tensors do not fit."""
+    """Raise DtypeError or RuleError for an impossible dtype or device, SizeError if such tensors do not fit."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _FLOATS):
         raise DtypeError(f"dtype is {shown(dtype)}: expected torch.float64, float32, bfloat16 or float16.")
     try:
         if not isinstance(device, (str, int, torch.device, NoneType)) or isinstance(device, bool):
             raise TypeError
         empty = torch.empty(0, dtype=dtype, device=device)
-    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):  # each kind of device raises another
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):  # depends on the kind of device
         hint = 'device="cpu", or leave it out.'
         raise RuleError(f"device is {shown(device)}: PyTorch has no such device here.", hint) from None
     size = sum(array_bytes(shape, empty.element_size()) for shape in shapes)
@@ -39,28 +39,26 @@ def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: Any, devic
 
 
 def _sees_all(rules: dict[str, Any], position: int) -> bool:
-    """May one query at this position, the last one, attend to all keys?"""
+    """May a query at this position, the last, attend to all keys?"""
     window = rules.get("window")
     within = window is None or (type(window) is tuple and (window[0] is None or window[0] >= position))
     return within and type(rules.get("causal", False)) is bool and rules.get("alibi_slopes") is None
 
 
 class Turns:
-    """Rotary positions as Llama's: x_i becomes x_i·cos - x_{i + d/2}·sin of the angle position·base^(-2i/d_k)."""
+    """Rotary positions as in Llama: x_i becomes x_i·cos - x_{i + d/2}·sin of the angle position·base^(-2i/d_k)."""
 
     def __init__(self, d_k: int, base: float) -> None:
         self._half, self._base = d_k // 2, base
         self._block: tuple[int, torch.dtype | None, Tensor] = -1, None, torch.empty(0)
 
     def of(self, start: Any, x: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine for x (batch, heads, length, d_k), which they broadcast to.
+        """Return the cosines and signed sines of the angles, which broadcast to x (batch, heads, length, d_k).
 
         start     the first position, a number or one for each sequence, (batch,)
         length    how many positions; default as many as x has
         """
-        dtype = (
-            torch.float64 if x.dtype == torch.float64 else torch.float32
-        )  # float32's are Llama's where rounded alike
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # as Llama computes them
         rates = 1 / self._base ** (torch.arange(self._half, dtype=dtype, device="cpu") / self._half)
         rates = torch.cat([-rates, rates]).to(x.device)
         if not isinstance(start, int):
@@ -69,7 +67,7 @@ class Turns:
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     def of_one(self, position: int, x: Tensor) -> Tensor:
-        """The same for one position, (2, d_k): decoding asks for them one after the other."""
+        """The same for one position, (2, d_k): computed in blocks, since decoding asks for consecutive positions."""
         first = position // _BLOCK * _BLOCK
         known, dtype, block = self._block
         if known != first or dtype != x.dtype or block.device != x.device:
@@ -79,26 +77,26 @@ class Turns:
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x (batch, heads, length, d_k) by what `Turns.of` says; the bits are those of Llama's."""
+    """Rotate x (batch, heads, length, d_k) by the angles from `Turns.of`, bit for bit as Llama does."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
 class KVCache:
-    """The keys and values of earlier positions, for decoding; each sequence of a batch has a length of its own.
+    """The keys and values of earlier positions, for decoding; each sequence of a batch has its own length.
 
     batch, kv_heads   how many sequences and key heads
     d_k, d_v          widths of a key and a value
     capacity          positions that are allocated at the start; they double when full
     dtype, device     PyTorch's; float64, float32, bfloat16 or float16
 
-    `append` adds positions and returns what attention reads, in O(new) copies on average; memory is O(length). `len` is
-    the length of the longest sequence. Keys and values are stored detached: nothing is differentiable.
+    `append` adds positions and returns all keys and values, copying O(new) numbers on average; memory is O(length).
+    `len(cache)` is the length of the longest sequence. Keys and values are stored detached, without derivatives.
 
-    Attention over the cache has the bits of the full pass. A layer that decodes may still differ from its full pass, by
-    about 1.4e-6 in float32: PyTorch's projections of one position round otherwise than those of many.
+    Attention over the cache equals the full pass bit for bit. A layer that decodes may still differ from its full pass
+    by about 1.4e-6 in float32, since PyTorch's projections round one position differently from many.
 
     Raises RuleError for a size that is not a whole number from 1 up or a device that does not exist, DtypeError for
-    another dtype, SizeError where the cache does not fit in memory.
+    another dtype, SizeError if the cache does not fit in memory.
 
     >>> import torch, clearhead.nn
     >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
@@ -127,7 +125,7 @@ class KVCache:
 
     @property
     def lengths(self) -> Tensor:
-        """How many positions each sequence has so far, (batch,): a copy.
+        """How many positions each sequence has so far, (batch,), int64; a copy.
 
         >>> import clearhead.nn
         >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).lengths
@@ -140,7 +138,7 @@ class KVCache:
         return max(self._lengths)
 
     def next_position(self) -> int | Tensor:
-        """The position that `append` gives to the first new key: one number, or (batch,) where sequences differ.
+        """The position that the next key will have: one number, or (batch,) if sequences have different lengths.
 
         >>> import clearhead.nn
         >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).next_position()
@@ -151,7 +149,7 @@ class KVCache:
     def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) at the end of each sequence.
 
-        counts: how many of the new positions are real, the rest being padding at the end; None: all.
+        counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
         Returns all keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v), as views, and the rules
         `query_offset` and `kv_lengths` with which the new positions attend to them. Raises ShapeError and DtypeError
         for k and v that do not fit, RuleError for counts that do not, before anything is changed.
@@ -184,13 +182,13 @@ class KVCache:
         return self.keys.narrow(2, 0, len(self)), self.values.narrow(2, 0, len(self)), rules
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any], turns: Turns | None = None) -> Tensor | None:
-        """Append one position to each sequence and attend to it, with one call of the kernel, where that can be.
+        """Append one position to each sequence and attend to all, in one call of the kernel if possible.
 
         q (batch, heads, 1, d_k), k (batch, kv_heads, 1, d_k), v (batch, kv_heads, 1, d_v); `rules` as in `attention`;
-        turns: rotary positions, by which q and k are turned before.
-        Returns what `attention` would, (batch, heads, 1, d_v), to the same bits; None, with nothing changed, where it
-        must be called: at the first step, for several positions, with a gradient, off the CPU, with sequences of
-        several lengths or a full cache, with rules that need tensors, a query_offset or a window that forbids keys.
+        turns: the rotary positions by which q and k are rotated first.
+        Returns what `attention` would, (batch, heads, 1, d_v), bit for bit. Returns None and changes nothing where you
+        must call `append` and `attention`: for several positions, with a gradient, off the CPU, for sequences of
+        different lengths, a full cache, rules that need tensors, a query_offset or a window that forbids keys.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
@@ -198,7 +196,7 @@ class KVCache:
         >>> cache.step(q, k, v, {}) is None
         True
         """
-        if q.shape[2] != 1 or rules.get("query_offset") is not None:  # the long way refuses an offset or takes it
+        if q.shape[2] != 1 or rules.get("query_offset") is not None:  # left to the caller, who takes or refuses it
             return None
         output, place = None, self._lengths[0]
         if place >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
@@ -213,7 +211,7 @@ class KVCache:
                 by = None if turns is None else turns.of_one(place, q)
                 output = native.step(problem, q, k, v, (self.keys, self.values), place, by)
         if output is not None:
-            torch.autograd.graph.increment_version((self.keys, self.values))  # as PyTorch does where it writes
+            torch.autograd.graph.increment_version((self.keys, self.values))  # as PyTorch's own writes do
             self._lengths = [place + 1] * len(self._lengths)
         return output
 
@@ -251,7 +249,7 @@ class KVCache:
             expected = (room.shape[0], room.shape[1], new, room.shape[3])
             if tuple(x.shape) != expected:
                 axes = f"(batch {room.shape[0]}, kv_heads {room.shape[1]}, new, d {room.shape[3]})"
-                raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}, as the cache was made.")
+                raise ShapeError(f"{name} has shape {tuple(x.shape)}: the cache was made for {axes}.")
             if x.dtype != room.dtype:
                 raise DtypeError(
                     f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"

@@ -1,4 +1,4 @@
-"""A layer for PyTorch: multi-head attention on clearhead's engines."""
+"""MultiHeadAttention: PyTorch's layer on clearhead's engines."""
 
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
 _THEIRS = {  # nn.MultiheadAttention's names for options, and what to write here
-    "attn_mask": "mask=~attn_mask: True = may attend here, and may not there; one of floats is bias=attn_mask.",
-    "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may attend here, and may not there.",
-    "is_causal": "causal=True, when the layer is made or in the call.",
+    "attn_mask": "mask=~attn_mask, since True means may attend here and may not there; a float mask is bias=attn_mask.",
+    "key_padding_mask": "mask=~key_padding_mask[:, None, None], since True means may attend here and may not there.",
+    "is_causal": "causal=True, when you make the layer or in the call.",
     "average_attn_weights": "average_weights=True.",
 }
 
@@ -29,23 +29,23 @@ class MultiHeadAttention(nn.Module):
     num_heads      query heads
     num_kv_heads   key and value heads, which query heads share in groups; default num_heads
     d_k            width of a head's queries, keys and values; default d_model / num_heads
-    bias           biases in the projections
-    rotary         base of rotary positions, e.g. 10000.0 (Su et al. 2021; in halves, as Llama has them); None: none
+    bias           whether the projections have biases
+    rotary         base of rotary positions, e.g. 10000.0 (Su et al. 2021; in halves, as in Llama); None for none
     dropout        probability with which weights are zeroed in training mode
     rules          score rules of every call, as in `attention`: causal=True, window=(63, 0), softcap=50.0
 
-    Its parameters: q_proj.weight (num_heads·d_k, d_model), k_proj.weight and v_proj.weight (num_kv_heads·d_k, d_model),
-    out_proj.weight (d_model, num_heads·d_k), each with its .bias; initialised as nn.Linear initialises them.
+    Parameters: q_proj.weight (num_heads·d_k, d_model), k_proj.weight and v_proj.weight (num_kv_heads·d_k, d_model),
+    out_proj.weight (d_model, num_heads·d_k), each with its .bias; initialised as in nn.Linear.
 
-    A projection may be replaced by any module with `in_features`: `layer.out_proj = nn.Identity()` leaves the heads'
-    outputs side by side, a k_proj and v_proj with other in_features take another context, v_proj and out_proj may give
+    You may replace a projection by any module with `in_features`: `layer.out_proj = nn.Identity()` returns the heads'
+    outputs concatenated, a k_proj and v_proj with other in_features take another context, v_proj and out_proj may give
     values another width than keys, and a projection may end in a norm.
 
     `forward` takes x (batch, queries, d_model) and returns (batch, queries, d_model), in O(queries·keys) time for each
-    head and O(queries + keys) memory; `from_torch` makes one of PyTorch's layer.
+    head and O(queries + keys) memory; `from_torch` converts PyTorch's layer.
     Raises RuleError for a size or option that makes no sense or a device that does not exist, UnknownNameError for an
-    unknown rule, DtypeError for a dtype other than float64, float32, bfloat16 and float16, SizeError where the weights
-    do not fit in memory.
+    unknown rule, DtypeError for a dtype other than float64, float32, bfloat16 and float16, SizeError if the weights do
+    not fit in memory.
     Source: Vaswani et al. 2017, section 3.2.2.
 
     >>> import torch, clearhead.nn
@@ -74,10 +74,10 @@ class MultiHeadAttention(nn.Module):
         check_probability("dropout", dropout)
         check_names(cast("Rules", rules))
         if num_heads % num_kv_heads:
-            raise RuleError(f"num_heads is {num_heads} and num_kv_heads {num_kv_heads}: expected a multiple of it.")
+            raise RuleError(f"num_heads is {num_heads}: expected a multiple of num_kv_heads, {num_kv_heads}.")
         if d_k is None and d_model % num_heads:
             raise RuleError(
-                f"d_model {d_model} is no multiple of num_heads {num_heads}: the heads' width is not whole.",
+                f"d_model is {d_model}: expected a multiple of num_heads, {num_heads}.",
                 "give d_k, or another num_heads.",
             )
         d_k = d_model // num_heads if d_k is None else whole_number("d_k", d_k)
@@ -109,16 +109,16 @@ class MultiHeadAttention(nn.Module):
 
         value_context (batch, keys, d_value_context) gives the values; default context. `rules` are further score rules
         of this call (mask, bias, kv_lengths, query_segments, query_offset, …), as in `attention`.
-        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on. counts
-        (batch,): how many of x's positions are real in each sequence, the rest being padding; default all.
+        cache: a KVCache of earlier positions, to which x's keys and values are appended; x's positions follow on.
+        counts (batch,): how many of x's positions are real in each sequence, the rest being padding; default all.
 
-        Returns (batch, queries, d_model), or with need_weights that and the weights, averaged over heads
-        (batch, queries, keys) or each (batch, num_heads, queries, keys): the exact weights by which the output came to
-        be (before dropout), which costs their memory and changes no bit of the output; in float32, or float64 for
-        float64, and without a gradient.
+        Returns (batch, queries, d_model). With need_weights, returns also the exact weights behind this output (before
+        dropout), averaged over heads, (batch, queries, keys), or per head with average_weights=False, (batch,
+        num_heads, queries, keys): float32, or float64 for float64, without a gradient. This takes their memory and
+        changes no bit of the output.
 
-        Raises ShapeError and DtypeError for inputs that do not fit the layer, RuleError for rules that do not go
-        together, UnknownNameError for unknown ones; for names of nn.MultiheadAttention's it says what to write here.
+        Raises ShapeError and DtypeError for inputs that do not fit the layer, RuleError for rules that contradict each
+        other, UnknownNameError for an unknown rule; for nn.MultiheadAttention's names it says what to write here.
 
         >>> import torch, clearhead.nn
         >>> output, weights = clearhead.nn.MultiHeadAttention(8, 2)(torch.ones(1, 5, 8), need_weights=True)
@@ -127,7 +127,7 @@ class MultiHeadAttention(nn.Module):
         """
         for name in rules:
             if name in _THEIRS:
-                raise UnknownNameError(f"{name} is nn.MultiheadAttention's, and not taken here.", _THEIRS[name])
+                raise UnknownNameError(f"{name} is an option of nn.MultiheadAttention, not of ours.", _THEIRS[name])
         if cache is not None and not isinstance(cache, KVCache):
             raise DtypeError(f"cache is a {type(cache).__name__}: expected a clearhead.nn.KVCache.")
         need_weights = read_flag("need_weights", need_weights)
@@ -153,11 +153,11 @@ class MultiHeadAttention(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, counts: Tensor | None, rules: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries and keys as they are compared, and the heads' outputs; adds a cache's rules to `rules`."""
+        """Return the rotated queries and keys, and the heads' outputs; adds the cache's rules to `rules`."""
         if cache is not None and (rules.get("query_offset") is not None or rules.get("kv_lengths") is not None):
-            raise RuleError("query_offset and kv_lengths are the cache's to say.", "leave them out, or the cache.")
+            raise RuleError("the cache sets query_offset and kv_lengths, and they were given too.", "leave them out.")
         if cache is None and counts is not None:
-            raise RuleError("counts is given without a cache.", "kv_lengths and query_lengths say what is padding.")
+            raise RuleError("counts is given without a cache.", "give kv_lengths and query_lengths for padding.")
         before = None if cache is None else cache.lengths
         if self.turns is not None:
             start = rules.get("query_offset") if cache is None else cache.next_position()
@@ -198,12 +198,11 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, theirs: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same layer as a `torch.nn.MultiheadAttention`, with a copy of its weights, mode and layout.
+        """Convert a `torch.nn.MultiheadAttention`: copies its weights, training mode and batch_first.
 
-        Its outputs and weights are the same; where theirs has batch_first=False, so has ours, as an attribute. A mask
-        is True here where a query may attend, so theirs becomes `mask=~attn_mask` and
-        `mask=~key_padding_mask[:, None, None]`. Raises DtypeError for anything else, RuleError for add_bias_kv and
-        add_zero_attn.
+        Outputs and weights are the same. Here a mask is True where a query may attend, so write `mask=~attn_mask` and
+        `mask=~key_padding_mask[:, None, None]`. Raises DtypeError for anything but a torch.nn.MultiheadAttention,
+        RuleError for one with add_bias_kv or add_zero_attn.
 
         >>> import torch, clearhead.nn
         >>> clearhead.nn.MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(8, 2)).num_heads
@@ -212,7 +211,7 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(theirs, nn.MultiheadAttention):
             raise DtypeError(f"theirs is a {type(theirs).__name__}: expected a torch.nn.MultiheadAttention.")
         if theirs.bias_k is not None or theirs.add_zero_attn:
-            raise RuleError("theirs has add_bias_kv or add_zero_attn: there are no extra keys here.")
+            raise RuleError("theirs has add_bias_kv or add_zero_attn: this layer has no extra keys.")
         weight, bias = theirs.out_proj.weight, theirs.in_proj_bias
         made: dict[str, Any] = {"bias": bias is not None, "device": weight.device, "dtype": weight.dtype}
         ours = cls(theirs.embed_dim, theirs.num_heads, dropout=theirs.dropout, **made)

@@ -1,7 +1,7 @@
-"""PyTorch's own attention on clearhead's engines: by one import line, or by one call for code that is not yours.
+"""PyTorch's attention on clearhead's engines: by one import line, or by one call for code that is not yours.
 
 from clearhead.torch import scaled_dot_product_attention   # a function with PyTorch's signature
-clearhead.torch.activate()                                 # PyTorch's own, wherever it is called from, on the CPU
+clearhead.torch.activate()                                 # replaces PyTorch's own on the CPU, whoever calls it
 """
 
 from clearhead.errors import needing

@@ -1,8 +1,8 @@
 """Switches PyTorch's attention on the CPU to clearhead and back, for the whole process.
 
-`scaled_dot_product_attention` is no kernel but a choice of PyTorch's among its kernels. Clearhead computes the calls
-that run at once. Those that something traces, transforms or watches stay PyTorch's, so that its compilers, caches and
-counters see the operators that they know.
+PyTorch's `scaled_dot_product_attention` chooses among kernels; clearhead's replaces that choice for calls that run
+immediately. Calls that are traced, transformed or watched stay PyTorch's, so that its compilers, caches and counters
+see the operators that they know.
 """
 
 import warnings
@@ -24,24 +24,24 @@ from clearhead.torch.sdpa import scaled_dot_product_attention
 _PLAIN = (Tensor, torch.nn.Parameter)
 _TRACED = "traced, transformed or watched"
 _lock = Lock()
-_counts: Counter[str] = Counter()  # of calls, by who computed them and why
-_kept, _blocks = False, 0  # by `activate`, and how many blocks of `active` last
+_counts: Counter[str] = Counter()  # how many calls clearhead or PyTorch computed, and why
+_kept, _blocks = False, 0  # has `activate` been called, and how many `with active():` are open
 _on = False
 _fast_path = True  # PyTorch's own setting
 _library: Library | None = None
 
 
 def activate() -> None:
-    """Make `torch.nn.functional.scaled_dot_product_attention` clearhead's on the CPU, whoever calls it.
+    """Replace `torch.nn.functional.scaled_dot_product_attention` on the CPU by clearhead's, whoever calls it.
 
-    It stays so until `deactivate()`, in every thread of the process; activating twice is the same as once. Calls from
-    Python, from TorchScript and from C++ are covered, with autograd and autocast; torch.nn.MultiheadAttention and
-    torch.nn.TransformerEncoder do without their fast path, which stores all weights. Other calls are PyTorch's as
-    before, and `explain()` says why: inside of torch.compile, torch.func or
-    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, or of what clearhead refuses.
+    It stays so until `deactivate()`, in every thread of the process; activating twice is the same as once. It covers
+    calls from Python, TorchScript and C++, with autograd and autocast; torch.nn.MultiheadAttention and
+    torch.nn.TransformerEncoder lose their fast path, which stores all weights. PyTorch still computes calls inside
+    torch.compile, torch.func or `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`, and those that clearhead refuses;
+    `explain()` counts them by reason.
 
-    PyTorch's conventions hold: is_causal counts from the top left corner, a bool mask is True where a query may attend,
-    a query that sees no key gives 0. Dropout draws other weights than PyTorch from the same seed.
+    PyTorch's conventions hold: is_causal aligns at the top left corner, a bool mask is True where a query may attend, a
+    query that sees no key gives 0. Dropout zeroes other weights than PyTorch does from the same seed.
 
     >>> import torch, clearhead.torch
     >>> x = torch.eye(2)[None, None]
@@ -54,9 +54,9 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Undo `activate()`: PyTorch's attention is its own again, except inside of a `with active():` that has not ended.
+    """Undo `activate()`: PyTorch computes its own attention again, except while a `with active():` is open.
 
-    Where clearhead is not active, nothing happens. Graphs recorded before have their gradients all the same.
+    Does nothing if clearhead is not active. Graphs recorded before keep their gradients.
 
     >>> import clearhead.torch
     >>> clearhead.torch.deactivate()
@@ -66,9 +66,9 @@ def deactivate() -> None:
 
 @contextmanager
 def active() -> Iterator[None]:
-    """`activate()` for a block: when the last such block ends, also by an exception, all is as it was before.
+    """Call `activate()` for a block: when the last open block ends, even by an exception, the former state returns.
 
-    Blocks may be nested, and may overlap in several threads; while one of them lasts, clearhead is active in all.
+    Blocks may be nested, and may overlap in several threads; while any is open, clearhead is active in all threads.
 
     >>> import torch, clearhead.torch
     >>> x = torch.eye(2)[None, None]
@@ -85,10 +85,10 @@ def active() -> Iterator[None]:
 
 
 def explain() -> dict[str, int]:
-    """How many attention calls clearhead computed and PyTorch computed, by reason, since clearhead was last activated.
+    """Count the attention calls since the last activation: those that clearhead computed, and PyTorch's by reason.
 
-    Keys are "clearhead", or "PyTorch: " and why calls were left to it. Those on other devices and of nested tensors are
-    not counted.
+    Keys are "clearhead", or "PyTorch: " and the reason why calls were left to it. Calls on other devices or with nested
+    tensors are not counted.
 
     >>> import clearhead.torch
     >>> with clearhead.torch.active():
@@ -100,10 +100,10 @@ def explain() -> dict[str, int]:
 
 
 def _turn(*, kept: bool | None = None, blocks: int = 0) -> None:
-    """Turn clearhead on or off, as `kept` and the number of blocks, `blocks` more now, say.
+    """Set `_kept`, add `blocks` to the open blocks, and turn clearhead on or off accordingly.
 
-    PyTorch's dispatcher must not change while another thread calls it. So the function stays installed where there are
-    other threads, and while clearhead is not active it calls PyTorch's own.
+    PyTorch's dispatcher must not change while another thread calls it. So while there are other threads, the function
+    stays installed and, if clearhead is not active, calls PyTorch's own.
     """
     global _kept, _blocks, _on, _fast_path, _library
     with _lock:
@@ -117,12 +117,12 @@ def _turn(*, kept: bool | None = None, blocks: int = 0) -> None:
         elif _on and not wanted:
             fast_path.set_fastpath_enabled(_fast_path)
         if not wanted and active_count() == 1:
-            _library = None  # PyTorch takes the function out when its library is gone
+            _library = None  # PyTorch removes the function when its library is deleted
         _on = wanted
 
 
 def _installed() -> Library:
-    """Put clearhead's function in the place of PyTorch's."""
+    """Replace PyTorch's function by clearhead's."""
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*other operators may also be overridden", UserWarning)
@@ -167,7 +167,7 @@ def _attend(
 
 
 def _why_not(*tensors: Tensor | None) -> str:
-    """Why a call is left to PyTorch; empty where clearhead may compute it."""
+    """Say why a call is left to PyTorch; "" if clearhead may compute it."""
     if watched() or transforms() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return _TRACED
     if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]  # the switch of the CPU's fused operator too

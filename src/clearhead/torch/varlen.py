@@ -1,7 +1,7 @@
-"""varlen_attn in PyTorch's terms: requests of different lengths in one call, whose keys may lie in pages.
+"""varlen_attn with PyTorch's signature: requests of different lengths in one call, whose keys may lie in pages.
 
-The native engine reads pages where they lie (native/ragged.hpp). Any other engine is given one request after the other,
-with its keys gathered.
+The native engine reads pages in place (native/ragged.hpp). For any other engine, each request's keys are gathered and
+the requests run one after the other.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from clearhead.engines.base import Engine, Kind, kinds
 from clearhead.errors import DtypeError, RuleError, ShapeError, expected, shown
 from clearhead.ops.observation import observation
 
-_KEYS = ("received",)  # what is answered for each key; all else is for each query
+_KEYS = ("received",)  # statistics per key; all others are per query
 _OBSERVED = tuple(name for name, one in STATISTICS.items() if one.asked != "v" and one.computed == "rows") + _KEYS
 _RUN = 16  # a page has a multiple of so many rows: kRun in native/attend.hpp
 _NAMES = ("query", "key", "value")
@@ -64,13 +64,13 @@ def varlen_attn(
     query         (tokens, heads, d_k): the queries of all requests, one request after the other; float64, float32,
                   bfloat16 or float16
     key           (blocks, page, kv_heads, d_k) with block_table, page a multiple of 16; without it (tokens, kv_heads,
-                  d_k), as the queries. Any strides: pages may lie as vLLM or FlashAttention lay them
+                  d_k), packed like the queries. Any strides, such as the page layouts of vLLM and FlashAttention
     value         (…, kv_heads, d_v), likewise
-    cu_seq_q      (requests + 1,): where each request's queries begin, and their number; int32 or int64, as below
-    cu_seq_k      (requests + 1,): likewise for the keys, where there is no block_table
-    seqused_k     (requests,): how many keys each request has; needed with block_table
-    block_table   (requests, most pages), int32: the pages of each request in their order. Requests may share pages;
-                  pages that lie beyond a request's keys are never looked at, nor rows beyond its keys
+    cu_seq_q      (requests + 1,), int32 or int64: where each request's queries begin, then the number of tokens
+    cu_seq_k      (requests + 1,), int32 or int64: likewise for the keys; needed without block_table
+    seqused_k     (requests,), int32 or int64: how many keys each request has; needed with block_table
+    block_table   (requests, most pages), int32: each request's pages in order. Requests may share pages; entries, pages
+                  and rows beyond a request's keys are never read
     window_size   (left, right) keys around a query's position, -1 for no limit; (-1, 0) is causal. A request's last
                   query stands at its last key
     enable_gqa    key heads may be fewer; query head h reads key head h // group
@@ -78,11 +78,11 @@ def varlen_attn(
     asked         logsumexp, max_logit, entropy, distance, diagonal, received (each True), top=k
 
     Returns the output, (tokens, heads, d_v), in query's dtype; with `return_aux=AuxRequest(lse=True)` also the
-    log-sum-exp, (tokens, heads). With anything asked for, an `Observation` instead: `output`, and per query (tokens,
-    heads) or (tokens, heads, k), in float32 (float64 for float64); `received`, the sum of the weights on each key over
-    this call's queries, is (keys of all requests one after the other, heads).
+    log-sum-exp, (tokens, heads). If statistics are requested, returns an `Observation` instead: `output`, and per query
+    (tokens, heads) or (tokens, heads, k), in float32 (float64 for float64); `received`, the sum of the weights on each
+    key over this call's queries, is (keys of all requests in order, heads).
 
-    Each request's numbers have the bits of the same request alone with its keys side by side, whatever else is in the
+    Each request's results equal those of the request alone with contiguous keys, bit for bit, whatever else is in the
     batch; max_q, max_k and num_splits, which PyTorch needs, change nothing. O(tokens·keys·(d_k + d_v)) time; no page is
     copied. For inference: tensors that require grad raise DtypeError. Raises, before any number is read, ShapeError,
     DtypeError or RuleError for arguments that do not fit, such as a block number that is out of range.
@@ -110,7 +110,7 @@ def varlen_attn(
 
 
 def _rules(window_size: Any, scale: Any, softcap: Any, alibi_slopes: Any, sinks: Any) -> Any:
-    """The rules of every request."""
+    """Read the rules, which hold for every request."""
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or not all(is_whole(side) and side >= -1 for side in sides):
         hint = "window_size=(-1, 0) is causal, (255, 0) sees the last 256 keys, (-1, -1) all."
@@ -120,7 +120,7 @@ def _rules(window_size: Any, scale: Any, softcap: Any, alibi_slopes: Any, sinks:
 
 
 def _where(arrays: Arrays, given: tuple[Any, ...], enable_gqa: Any) -> Where:
-    """Where the requests lie. Raises for whatever does not fit, before any number of q, k or v is read."""
+    """Read where each request's queries and keys lie. Raises if shapes do not fit; reads no number of q, k or v."""
     (q, k, v), (cu_seq_q, cu_seq_k, seqused_k, block_table) = arrays, given
     keys = "(tokens, kv_heads, d)" if block_table is None else "(blocks, page, kv_heads, d)"
     for name, x, axes in (("query", q, "(tokens, heads, d)"), ("key", k, keys), ("value", v, keys)):
@@ -147,7 +147,7 @@ def _where(arrays: Arrays, given: tuple[Any, ...], enable_gqa: Any) -> Where:
     lengths = room if block_table is None and seqused_k is None else _whole("seqused_k", seqused_k)
     for name, count in (("keys", len(room)), ("seqused_k", len(lengths))):
         if count != len(starts) - 1:
-            raise ShapeError(f"cu_seq_q has {len(starts) - 1} requests but there are {name} of {count}.")
+            raise ShapeError(f"cu_seq_q has {len(starts) - 1} requests but there are {name} for {count}.")
     if (lengths < 0).any() or (lengths > room).any():
         raise RuleError(f"seqused_k is {shown(lengths.tolist())}: there is room for {shown(room.tolist())}.")
     if places is not None:
@@ -158,7 +158,7 @@ def _where(arrays: Arrays, given: tuple[Any, ...], enable_gqa: Any) -> Where:
 
 
 def _whole(name: str, value: Any) -> Array:
-    """Whole numbers, one axis of them, as int64."""
+    """Read one axis of whole numbers as int64."""
     array = as_array(value, name)[0]
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DtypeError(f"{name} is {shown(value)}: expected a tensor of whole numbers with one axis.")
@@ -166,7 +166,7 @@ def _whole(name: str, value: Any) -> Array:
 
 
 def _ends(name: str, value: Any, count: int, of: str) -> Array:
-    """Cumulative lengths, checked."""
+    """Read and check cumulative lengths."""
     ends = _whole(name, value)
     if not len(ends) or ends[0] or ends[-1] != count or (ends[1:] < ends[:-1]).any():
         raise RuleError(f"{name} is {shown(ends.tolist())}: expected to rise from 0 to the {count} tokens of {of}.")
@@ -180,7 +180,7 @@ def _problem(arrays: Arrays, queries: int, keys: int, rules: Any) -> Problem:
 
 
 def _kinds(engine: Engine, problem: Problem, want: Wanted, d_v: int) -> dict[str, Kind]:
-    """The last axes and the dtype of what is answered for each head of a token, or of a key, by name."""
+    """The dtype of each answer, and its axes after (tokens, heads) or (keys, heads), by name."""
     each = kinds(problem, want, want.names(), engine.STATISTICS, d_v)
     return {name: (shape[3:], dtype) for name, (shape, dtype) in each.items()}
 
@@ -193,10 +193,10 @@ def _room(each: Mapping[str, Kind], heads: int, tokens: int, keys: int) -> dict[
 
 
 def prepared(arrays: Arrays, rules: dict[str, Any], asked: Any) -> Prepared:
-    """A function that answers calls on such arrays, of what `read_bits` gives; what they have in common is read once.
+    """Read once what calls on such arrays share, and return a function that computes them.
 
-    It is given query, key and value, where they lie, and room for the output, or None, and returns by name what is
-    asked for. `rules` are those of `varlen_attn`, with window_size.
+    The function takes query, key and value as `read_bits` gives them, where the requests lie, and an array for the
+    output or None; it returns the requested statistics by name. `rules` are those of `varlen_attn`, with window_size.
     """
     want = Wanted(output=True, **check_asked(asked, _OBSERVED, ()))
     read = _rules(*map(rules.get, ("window_size", "scale", "softcap", "alibi_slopes", "sinks")))
@@ -217,7 +217,7 @@ def prepared(arrays: Arrays, rules: dict[str, Any], asked: Any) -> Prepared:
 def _fill(
     engine: Engine, problem: Problem, rules: Any, arrays: Arrays, where: Where, want: Wanted, results: dict[str, Array]
 ) -> None:
-    """Fill in the answers: at once, or, by an engine that reads no ragged batches, one request after the other."""
+    """Compute the answers: all requests at once, or one after the other if the engine cannot read ragged batches."""
     if engine is native:
         q, k, v = arrays
         native.ragged(problem, q, k, v, where, results)
@@ -239,10 +239,10 @@ def _fill(
 
 
 def _number(x: Array) -> Array:
-    """What `read_bits` gives as numbers."""
+    """View an array from `read_bits` as numbers again."""
     return x.view(bfloat16) if x.dtype == np.int16 else x
 
 
 def read_bits(x: Tensor | None) -> Any:
-    """A plain tensor as an array of its bits: int16 for bfloat16."""
+    """View a plain tensor as an array without a copy: bfloat16 as int16."""
     return None if x is None else x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()

@@ -1,7 +1,7 @@
-"""vLLM's three classes of an attention: what it supports, what it reads of a step, and what it computes.
+"""The three classes of a vLLM attention: Backend says what it supports, Builder reads a step, Impl computes a layer.
 
-A page of vLLM's is (kv_heads, page, 2·d) in memory. Here each head's keys come first and then its values, so that the
-rows of either lie side by side.
+A page of vLLM is (kv_heads, page, 2·d) in memory. Here it holds each head's keys first and then its values, so that
+rows of keys, and rows of values, are contiguous.
 """
 
 import re
@@ -27,7 +27,7 @@ from clearhead.vllm.records import HINT, RECORDER, WatchedStep, Where
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
-    """What vLLM may ask of clearhead."""
+    """Tells vLLM what clearhead supports."""
 
     forward_includes_kv_cache_update = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
@@ -35,7 +35,7 @@ class Backend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        """The name of vLLM's own, in whose place this is."""
+        """Return the name of vLLM's own backend, which this one replaces."""
         return "CPU_ATTN"
 
     @staticmethod
@@ -131,7 +131,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     ) -> Tensor:
         """Write the new keys and values to their pages and attend: query and output are (tokens, heads, d)."""
         of = attn_metadata
-        if of is None:  # vLLM measures its memory
+        if of is None:  # vLLM only measures memory
             return output
         if self.cache[0] is not kv_cache:
             self.read(kv_cache, layer.layer_name)
@@ -147,7 +147,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             if not step.all:
                 q, out = q[step.queries], np.empty_like(out[step.queries])
             seen = self.attend(q, step.where, out, step.named, window_size=window)
-            if "received" in seen:  # of one query, these are its weights
+            if "received" in seen:  # with one query per request, these are its weights
                 seen["spans"] = step.shares(seen.pop("received"))
             RECORDER.kept[self.layer] = seen
         return output
@@ -155,14 +155,14 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def attend(
         self, q: Array, where: Where, out: Array | None, asked: dict[str, Any], **rules: Any
     ) -> dict[str, Array]:
-        """Fill in the output, (tokens, heads, d), if there is one, and answer what is asked for, (tokens, heads, …)."""
+        """Write the output, (tokens, heads, d), if an array is given; return the statistics, (tokens, heads, …)."""
         (_, keys, values), call = self.cache, (*asked.items(), *rules.items())
         if call not in self.calls:
             self.calls[call] = prepared((q, keys, values), self.rules | rules, asked)
         return self.calls[call]((q, keys, values), where, out)
 
     def read(self, kv_cache: Tensor, name: str) -> None:
-        """Read once which layer this is, and its pages: those of keys and of values, (blocks, page, kv_heads, d)."""
+        """Read once which layer this is, and its pages of keys and of values, (blocks, page, kv_heads, d)."""
         self.layer = int(next(iter(re.findall(r"\.(\d+)\.", name)), 0))  # of model.layers.3.self_attn
         blocks, heads, page, width = kv_cache.shape
         pages = kv_cache.view(blocks, heads, 2, page, width // 2)

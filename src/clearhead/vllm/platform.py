@@ -1,4 +1,4 @@
-"""How clearhead enters vLLM: the name of its backend, its worker, and what it refuses when vLLM starts."""
+"""Installs clearhead in vLLM: registers its backend and worker, and refuses unsupported settings when vLLM starts."""
 
 import os
 from functools import wraps
@@ -14,11 +14,11 @@ from clearhead.errors import ClearheadError, EngineError, RuleError
 from clearhead.vllm.records import FILE, HINT, read_asked
 
 _VERSION = "0.32."
-_LOG = getLogger("vllm.clearhead")  # whose lines vLLM prints
+_LOG = getLogger("vllm.clearhead")  # vLLM prints what loggers below "vllm" log
 
 
 def refusals(config: Any) -> list[str]:
-    """What vLLM is asked for here and clearhead cannot."""
+    """The features in vLLM's settings that clearhead lacks."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     asked = {
         f"kv_cache_dtype {cache.cache_dtype}": cache.cache_dtype != "auto",

@@ -1,7 +1,7 @@
-"""What requests ask for, and what was seen of them. Nothing here needs vLLM.
+"""Reads what requests ask for, and records their statistics. Nothing here needs vLLM.
 
-A token that is generated comes from one query, the last of its request in a step. Of these queries alone, statistics
-are computed and kept: of a step's other tokens, which are those of prompts, none.
+A generated token comes from one query, the last of its request in a step. Statistics are computed and kept for these
+queries only, not for the other tokens of prompts.
 """
 
 import json
@@ -24,7 +24,7 @@ _CHOICES = ("layers", "entropy", "spans", "top")
 
 
 class Choices(NamedTuple):
-    """What a request asks for; of all layers where it names none."""
+    """What a request asks for; layers None means all."""
 
     layers: tuple[int, ...] | None
     entropy: bool
@@ -33,7 +33,7 @@ class Choices(NamedTuple):
 
 
 def read_asked(extra: Mapping[str, Any] | None, layers: int, length: int) -> Choices | None:
-    """What a request's extra arguments ask for, in a model of so many layers, of a prompt of this length."""
+    """Read what a request asks for from its extra arguments, given the model's layers and the prompt's length."""
     value = (extra or {}).get(KEY)
     if value is None:
         for name in get_close_matches(KEY, [*map(str, extra or {})]):  # other names may be another plugin's
@@ -58,10 +58,10 @@ def read_asked(extra: Mapping[str, Any] | None, layers: int, length: int) -> Cho
         raise RuleError(expected("layers", named, f"a list of Python's whole numbers from 0 to {layers - 1}"))
     spans = _spans(value.get("spans", []), length)
     if not (entropy or top or spans):
-        raise RuleError("clearhead has nothing to watch.", "entropy, spans or top: what shall be seen?")
+        raise RuleError("clearhead was given nothing to watch.", 'ask for "entropy": true, "spans" or "top".')
     if not os.environ.get(FILE):
-        what = "nobody could read what clearhead is asked for: this server writes no file."
-        raise RuleError(what, f"{FILE}=seen.jsonl when vLLM starts.")
+        what = "clearhead has no file to write its statistics to."
+        raise RuleError(what, f"start vLLM with {FILE}=seen.jsonl.")
     return Choices(None if named is None else tuple(named), entropy, spans, top)
 
 
@@ -77,7 +77,7 @@ Where = tuple[Array, None, Array, Array]  # cu_seq_q, cu_seq_k, seqused_k and bl
 
 
 class WatchedStep:
-    """The requests of a step that are watched, and what is computed of their last queries."""
+    """The watched requests of a step, and the statistics to compute for their last queries."""
 
     def __init__(self, due: dict[int, tuple[str, Choices]], where: Where) -> None:
         starts, _, lengths, pages = where
@@ -95,24 +95,24 @@ class WatchedStep:
         return any(one.layers is None or layer in one.layers for one in self.asked)
 
     def shares(self, weights: Array) -> Array:
-        """The share of each query on each of its spans, (spans, heads); weights are those of all requests' keys."""
+        """Sum each query's weights over each of its spans, (spans, heads); weights (keys of all requests, heads)."""
         starts = self.lengths.cumsum() - self.lengths
         each = zip(starts.tolist(), self.asked, strict=True)
         return np.stack([weights[at + first : at + stop].sum(0) for at, one in each for first, stop in one.spans])
 
 
 class Recorder:
-    """The requests that are watched in this process, and what was seen in the step."""
+    """The watched requests of this process, and the statistics of the current step."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Choices] = {}
         self.batch: Callable[[], Sequence[tuple[str, int]]] | None = None  # names and lengths of the step's requests
         self.first_head = 0  # of this process, where several share the heads
-        self.kept: dict[int, dict[str, Array]] = {}  # what each layer has answered in this step
+        self.kept: dict[int, dict[str, Array]] = {}  # each layer's statistics in this step
         self._step: WatchedStep | None = None
 
     def step(self, where: Where) -> WatchedStep | None:
-        """What is to be watched in the step that begins: requests whose last query generates a token."""
+        """Begin a step: find the watched requests whose last query generates a token."""
         due = {
             row: (name, self.asked[name])
             for row, (name, length) in enumerate(self.batch() if self.batch and self.asked else ())
@@ -122,7 +122,7 @@ class Recorder:
         return self._step
 
     def finish(self) -> None:
-        """Write what the step has shown, a line for each token."""
+        """End the step: write its statistics to the file, one line per token."""
         step, kept, watched = self._step, self.kept, sorted(self.kept)
         self._step, self.kept = None, {}
         if step is None or not kept:

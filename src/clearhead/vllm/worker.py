@@ -1,4 +1,4 @@
-"""vLLM's worker on CPUs, which tells the recorder of each step."""
+"""vLLM's worker on CPUs, extended to tell the recorder about each step's requests."""
 
 from typing import Any
 
