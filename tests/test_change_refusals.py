@@ -42,7 +42,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]
 
 RUNNING: list[tuple[Any, type[Exception], str]] = [  # what the text has not, before the first layer
-    (ch.cut(keys=11), SelectionError, r"layer 0: cut\(keys=11\): keys has position 11, and the text has 11 tokens"),
+    (ch.cut(keys=11), SelectionError, r"layer 0: cut\(keys=11\): keys has position 11, but the text has 11 tokens"),
     (ch.off(heads=[4]), SelectionError, r"layer 0: off\(.*\): there is no head 4 in layer 0, which has 4"),
     (ch.cut(queries=-12, layers=[1]), SelectionError, "layer 0: .*queries has position -12"),
     (ch.cut(keys="w2"), SelectionError, "keys is the word 'w2', and there is no tokenizer"),
@@ -130,7 +130,7 @@ def test_attention_outside_the_interface_is_named():
         raise AssertionError("the block was entered")
     model = small(hf.Qwen3NextModel)
     passed = {"input_ids": taken(model)["input_ids"]}
-    words = "never acted: none of its layers went through the attention interface, Qwen3NextGatedDeltaNet did not"
+    words = "never acted: none of its layers used Transformers' AttentionInterface, Qwen3NextGatedDeltaNet did not"
     with pytest.raises(RuleError, match=words), torch.no_grad(), ch.change(model, ch.off(layers=[0])):
         model(**passed)
     warned = pytest.warns(UserWarning, match="was not changed: Qwen3NextGatedDeltaNet")

@@ -218,12 +218,12 @@ REFUSED = {  # commands, and what each is refused with
     "explain 'mary had' --why ''": "it is empty",
     "explain 'mary had' --why --token mary": "not for --token. hint: end TEXT with that token",
     "explain mary --chat had": "TEXT and --chat are given together",
-    "explain mary --system had": "--system is for --chat",
+    "explain mary --system had": "--system needs --chat",
     "explain mary --why lamb --answer lamb": "--why lamb and --answer",
-    "explain 'mary had' --way --token mary": "--way is for what follows a whole text, not for --token",
-    "explain mary --file text.txt": "expected TEXT or --file, one of them",
+    "explain 'mary had' --way --token mary": "--way explains what follows the whole text, so it cannot go with --token",
+    "explain mary --file text.txt": "expected either TEXT or --file",
     "explain --file none.txt": "does not exist",
-    "explain --file text.txt --cut 'had>mary' --html page.html": "--cut, --boost and --off compare what the model says",
+    "explain --file text.txt --cut 'had>mary' --html page.html": "--cut, --boost and --off cannot go with --html",
     "scale --widths 1,x": "--widths: expected whole numbers with commas",
     "shapes n=3 n=4": "n is given twice.",
     "view": "--text-file",
@@ -233,7 +233,7 @@ EDITS = {
     "--cut on": "expected QUERIES>KEYS",
     "--cut 'on>egg'": "no such word",
     "--cut 'on>Sat'": "did you mean 'sat'",
-    "--cut '4>0'": "position 4, and the text has 4 tokens. hint: positions are 0 to 3",
+    "--cut '4>0'": "position 4, but the text has 4 tokens. hint: positions are 0 to 3",
     "--cut 'humpty>on'": "none of its queries came with a key",
     "--cut 'on>sat@2'": "there is no layer 2 in rhymes",
     "--cut 'on>sat@0.8'": "there is no head 8 in layer 0, which has 8",
@@ -246,7 +246,7 @@ REFUSED |= {f"explain 'humpty dumpty sat on' {edit}": words for edit, words in E
 @pytest.mark.parametrize("encoding", ["utf-8", "gbk"])
 def test_errors_are_in_english_also_where_reports_are_in_chinese(encoding):
     said = call("explain", "--lang", "zh", encoding=encoding).stderr
-    assert said.startswith("clearhead explain: expected TEXT or --file, one of them. hint: clearhead explain ")
+    assert said.startswith("clearhead explain: expected either TEXT or --file. hint: clearhead explain ")
     said = call("trace", "none.json", "--lang", "zh", encoding=encoding).stderr
     assert said.startswith("clearhead trace: none.json ")
 

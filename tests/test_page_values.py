@@ -169,7 +169,7 @@ def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
     seen.save(tmp_path / "page.html")
     layer, arrays = layer_of(tmp_path / "page.html")
     assert (layer["values"], "v" in arrays) == ("float32", True)
-    with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
+    with pytest.raises(RuleError, match="v was given, but a watched run has its own v"):
         seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
     cells = [[2, 8, 3]]
     (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))

@@ -339,7 +339,7 @@ def test_what_cannot_be_is_refused_by_name():
     with ch.watch(model.eval()) as seen:
         model(**passed)
     for asking in (seen.cut_effects, seen.contributions, lambda layer: seen.layer(layer).g):
-        with pytest.raises(RuleError, match="layer 1 was watched without derivatives"):
+        with pytest.raises(RuleError, match="layer 1 was watched without gradients"):
             asking(1)
     with ch.watch(model, causes=True) as seen:
         model(**passed)

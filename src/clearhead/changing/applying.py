@@ -1,7 +1,7 @@
-"""One call of attention, edited: NumPy arrays and PyTorch tensors alike, through the library's own rules.
+"""Applies edits to one call of attention, in NumPy and PyTorch alike, by the library's own rules.
 
-Edits of logits become one rule `spans`; edits of outputs act on what attention returns. So an edited call costs what
-attention costs, and O(queries + keys) memory.
+Edits of logits become one rule `spans`; edits of outputs act on the output of attention. So an edited call takes the
+time of attention and O(queries + keys) memory.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ from clearhead.ops.span_terms import SpanTerm, combined, host
 from clearhead.watching.places import Place, Positions, Text, find
 
 Rules = dict[str, Any]
-OTHER_RUN = "its weights are those of another run (ch.like), and ch.watch does not see them.", "layers=[…] without it."
+OTHER_RUN = "the layer has another run's weights (ch.like), which ch.watch cannot see.", "leave it out of layers=[…]."
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,12 @@ class EditedCall:
     afterwards: tuple[Callable[[Any], Any], ...] = ()
 
     def whole_rules(self) -> Rules:
-        """The rules, with `spans` where a term adds anything."""
+        """The rules, with `spans` if a term adds anything."""
         spans = combined(self.terms)
         return self.rules if spans is None else {**self.rules, "spans": spans}
 
     def finish(self, output: Any) -> Any:
-        """The edits of outputs on what attention returned, (batch, heads, queries, d_v)."""
+        """Apply the edits of outputs to the output of attention, (batch, heads, queries, d_v)."""
         for change in self.afterwards:
             output = change(output)
         return output
@@ -57,17 +57,17 @@ OneCall = TypeVar("OneCall", bound=EditedCall)
 
 
 def edited(call: OneCall, acting: Sequence[Edit], place: Place) -> OneCall:
-    """One call of attention with edits, in the order given.
+    """Apply the edits of a layer to one call of attention.
 
-    call     its arrays are NumPy's or tensors, its rules as `ch.attention` takes them; bias and mask with 4 axes
+    call     arrays in NumPy or PyTorch, rules as `ch.attention` takes them, bias and mask with 4 axes
     acting   the edits of this layer
-    place    where in the run this call is
+    place    the call's place in the run
 
-    Edits of weights act in the order given, then those of outputs. The result's `output()` is the
-    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Raises
-    SelectionError for a head, position or word that there is not, ShapeError where another run's lengths differ,
-    RuleError where a head gets another run's weights and another edit of them. Time O(queries + keys) and what
-    attention takes; two more passes for each cut with rest="first".
+    Edits of logits act in the order given, then those of outputs. The result's `output()` is the edited output, and
+    `AttentionMatrix(result.q, result.k, **result.whole_rules())` has the edited weights. Raises SelectionError for a
+    head, position or word that does not exist, ShapeError if another run's lengths differ, RuleError if a head gets
+    another run's weights and a cut or boost. O(queries + keys) time besides attention; two more passes for each cut
+    with rest="first".
     """
     plain = dict(call.rules)
     spans = plain.pop("spans", None)
@@ -77,7 +77,7 @@ def edited(call: OneCall, acting: Sequence[Edit], place: Place) -> OneCall:
             what = f"there is no head {max(edit.heads)} in layer {place.layer}, which has {call.q.shape[1]}."
             raise SelectionError(f"{edit}: {what}")
         if edit.seen is not None and any(_overlap(edit, other) for other in acting):
-            raise RuleError(f"{edit}: another edit acts on the weights that it replaces.", "give them other heads.")
+            raise RuleError(f"{edit}: another edit acts on the weights that it replaces.", "give them different heads.")
         try:
             call = _APPLY[edit.kind](call, edit, place)
         except ClearheadError as error:
@@ -86,15 +86,15 @@ def edited(call: OneCall, acting: Sequence[Edit], place: Place) -> OneCall:
 
 
 def _overlap(one: Edit, other: Edit) -> bool:
-    """Are these two edits of weights, and do they act on the same head?"""
+    """Do two edits act on the weights of the same head?"""
     shared = one.heads is None or other.heads is None or not set(one.heads).isdisjoint(other.heads)
     return other is not one and other.kind != "off" and shared
 
 
 def check_layers(edits: Sequence[Edit], layers: Collection[Collection[str]], model: str, hint: str) -> None:
-    """Raise SelectionError for an edit of a layer that the model has not, RuleError for a run that saw nothing.
+    """Raise SelectionError for an edit of a layer that the model does not have, RuleError for a run that saw nothing.
 
-    layers   for each layer what chooses it, as `acts_in` takes it
+    layers   for each layer the `choices` of `acts_in`
     """
     for edit in edits:
         for layer in edit.layers or ():
@@ -106,7 +106,7 @@ def check_layers(edits: Sequence[Edit], layers: Collection[Collection[str]], mod
 
 
 def check_places(edit: Edit, queries: Text, keys: Text) -> dict[str, Positions]:
-    """The positions of what an edit names. Raises SelectionError for a position or a word that these texts have not."""
+    """Find the positions that an edit names. Raises SelectionError for a position or word that these texts lack."""
     sides = {"queries": (edit.queries, queries), "keys": (edit.keys, keys)}
     try:
         return {name: find(name, value, text) for name, (value, text) in sides.items() if value is not None}
@@ -115,39 +115,39 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> dict[str, Positions]:
 
 
 def placed(edits: Sequence[Edit], text: Text) -> tuple[Edit, ...]:
-    """The same edits, their queries and keys as positions. Raises SelectionError for those that the text has not.
+    """Turn the edits' queries and keys into positions. Raises SelectionError for those that the text lacks.
 
-    text   the whole text: nothing is generated after it
+    text   the whole text: nothing will be generated after it
     """
     made: list[Edit] = []
     for edit in edits:
         try:
             found = check_places(edit, text, text)
-        except SelectionError as error:  # of a position it would say how to wait for a generated token
+        except SelectionError as error:  # its hint about generated tokens does not apply here
             hint = f"positions are 0 to {text.length - 1}." if "position" in error.what else error.hint
             raise SelectionError(error.what, hint) from None
         places = {name: np.flatnonzero(x.members(range(text.length))[0]) for name, x in found.items()}
         empty = next((name for name, members in places.items() if not len(members)), None)
         if empty:
-            raise SelectionError(f"{edit}: its {empty} are none of the text's {text.length} tokens.")
+            raise SelectionError(f"{edit}: its {empty} lie beyond the text's {text.length} tokens.")
         positions: Any = {name: tuple(members.tolist()) for name, members in places.items()}
         made.append(replace(edit, **positions))
     return tuple(made)
 
 
 def _labels(edit: Edit, place: Place) -> tuple[Array, Array]:
-    """The queries and the keys of this call that an edit is about, 0, others -1: (batch or 1, queries or keys)."""
+    """Labels of the call's queries and keys, (batch or 1, queries or keys): 0 if the edit names them, else -1."""
     queries = find("queries", edit.queries, place.query_text).labels(place.queries)
     return queries, find("keys", edit.keys, place.key_text).labels(place.keys)
 
 
 def acts(edit: Edit, shape: tuple[int, int, int, int], rules: Mapping[str, Any], place: Place) -> bool:
-    """Can the edit change this call: do the call's own rules let any of its queries see any of its keys?
+    """Can the edit change this call: do the call's rules let any of the edit's queries see any of its keys?
 
     shape    (batch, heads, queries, keys)
-    rules    those of the call without edits; what `spans` forbids is not asked
+    rules    the call's rules without edits; `spans` is ignored
 
-    O(queries + keys) memory, and the time of attention of width 1 where positions alone do not decide it.
+    O(queries + keys) memory, and the time of attention with d_k = 1 if the edit names queries and keys of this call.
     """
     if edit.kind not in ("cut", "boost"):
         return True
@@ -165,7 +165,7 @@ def acts(edit: Edit, shape: tuple[int, int, int, int], rules: Mapping[str, Any],
 
 
 def _cut(call: OneCall, edit: Edit, place: Place) -> OneCall:
-    """-inf added to these logits; where the weights move, it is by ch.cut's formulas, from log-sum-exps."""
+    """Add -inf to these logits; with rest="first", move the weights by ch.cut's formulas, from log-sum-exps."""
     if edit.rest is None:
         return _added(call, edit, place)
     queries, keys = (labels >= 0 for labels in _labels(edit, place))
@@ -190,7 +190,7 @@ def _cut(call: OneCall, edit: Edit, place: Place) -> OneCall:
 
 
 def _added(call: OneCall, edit: Edit, place: Place) -> OneCall:
-    """A number added to the logits of these queries and keys: -inf cuts."""
+    """Add a number to the logits of these queries and keys; -inf cuts."""
     queries, keys = _labels(edit, place)
     amount = edit.by if edit.kind == "boost" else -np.inf
     table = _per_head(amount, edit.heads, call.q.shape[1]).reshape(1, -1, 1, 1)
@@ -211,9 +211,9 @@ def _state_of(call: EditedCall, queries: Array, keys: Array, heads: Sequence[int
 
 
 def _off(call: OneCall, edit: Edit, place: Place) -> OneCall:
-    """The heads' outputs 0, or their mean."""
+    """Replace the heads' outputs by 0, or by their mean."""
     if edit.to == "mean" and place.queries.start:
-        raise RuleError("the mean is over the queries of one run, and this one goes on with a text.", "use_cache=False")
+        raise RuleError("the mean needs the whole text in one run, and this run continues a cache.", "use_cache=False")
 
     def change(output: Any) -> Any:
         return _chosen(0.0 if edit.to == "zero" else _mean(output, place), output, edit)
@@ -222,7 +222,7 @@ def _off(call: OneCall, edit: Edit, place: Place) -> OneCall:
 
 
 def _like(call: OneCall, edit: Edit, place: Place) -> OneCall:
-    """The heads' outputs: another run's weights, on this call's values."""
+    """Replace the heads' outputs by another run's weights times this call's values."""
     if place.layer not in edit.seen.parts:
         raise SelectionError(f"the other run has no layer {place.layer}.", f"it has {', '.join(edit.seen.layers)}.")
     matrix, shape = edit.seen.matrix(place.layer), (*call.q.shape[:3], call.k.shape[2])
@@ -255,7 +255,7 @@ def _chosen(inside: Any, outside: Any, edit: Edit) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    """The same in float32 or better: half precision would round sums and factors."""
+    """Convert to float32 or better: half precision would round sums and factors."""
     return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
 
 
@@ -263,7 +263,7 @@ _APPLY: dict[str, Callable[[Any, Edit, Place], Any]] = {"cut": _cut, "boost": _a
 
 
 def _per_head(value: float, heads: Sequence[int] | None, count: int) -> Array:
-    """One number for each head, (heads,), 0 for the others; (1,) where all have the same."""
+    """`value` for the chosen heads and 0 for the others, (heads,); (1,) if all are chosen."""
     numbers = np.full(1 if heads is None else count, 0.0)
     numbers[slice(None) if heads is None else list(heads)] = value
     return numbers

@@ -21,11 +21,11 @@ _HEADS = (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Edit:
-    """An edit: its kind, which is the name of the function that makes it, where it acts, and what that was given.
+    """An edit: its kind (the name of the function that makes it), target layers and heads, and arguments.
 
-    queries, keys   of cut and boost; rest is of cut, None for "renormalise"
-    by              of boost; to is of off
-    seen            of like: another run
+    queries, keys   for cut and boost; rest: for cut, None for "renormalise"
+    by              for boost; to: for off
+    seen            for like: another run
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Edit:
     seen: Any = None
 
     def arguments(self) -> dict[str, Any]:
-        """What its function was given, what it does first, then where; without what is None."""
+        """The arguments of its function, layers and heads last; those that are None are left out."""
         names = sorted(signature(MAKERS[self.kind]).parameters, key=lambda name: name in ("layers", "heads"))
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -52,37 +52,37 @@ class Edit:
         return hash((self.kind, repr([value for name, value in self.arguments().items() if name != "seen"])))
 
     def acts_in(self, name: str, choices: Collection[str]) -> bool:
-        """Does it act in the layer of this name, which all of `choices` choose?"""
-        if self.layers is None:  # all that another run has
+        """Does it act in the layer of this name, which callers may choose by any of `choices`?"""
+        if self.layers is None:  # every layer, or for `like` every layer of the other run
             return self.seen is None or name in self.seen.parts
         return any(str(layer) == name or str(layer) in choices for layer in self.layers)
 
     def may_act(self, choices: Collection[str]) -> bool:
-        """May it act in a layer that `choices` choose? "0#2" is a call of layer 0."""
+        """May it act in a layer that callers choose by `choices`? "0#2" is a call of layer 0."""
         return self.layers is None or any(str(layer).partition("#")[0] in choices for layer in self.layers)
 
 
 def cut(
     *, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None, rest: Rest = "renormalise"
 ) -> Edit:
-    """These queries no longer see these keys; their weights go to the other keys they see.
+    """Hide these keys from these queries; their weights go to the other keys that the queries see.
 
-    queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word, a
-              list of these. A slice without a stop goes on into what is generated
-    keys      the same for keys; queries or keys must be given. A row without any key left has output 0
-    layers    the layers' numbers or names, as `seen.layers` of ch.watch lists them; negative ones count from the end of
-              their stack; None is all
+    queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word,
+              or a list of these. A slice without a stop includes generated tokens
+    keys      likewise; give at least one of queries and keys. A row without any key left has output 0
+    layers    a list of layers' numbers or names, as in `seen.layers` of ch.watch; negative numbers count from the end
+              of their stack; None is all
     heads     a list of heads of these layers; None is all
-    rest      "renormalise": the other weights grow in proportion. "first": they stay, and what the keys had goes to the
-              first token, where idle heads rest, or to a learned sink: -∞ added to the keys' logits, and
-              ln(1 + Σ a_j/a_0) to that of the first token (itself never cut). With a sink of weight s,
-              -ln(1 + Σ a_j/s) is added to all keys' logits. A row that may not see the first token is refused
+    rest      "renormalise": the other weights grow in proportion. "first": they stay, and the keys' weight moves to the
+              first token, on which idle heads rest, or to a learned sink. To do so, -∞ is added to the keys' logits and
+              ln(1 + Σ a_j/a_0) to that of the first token, which is never cut; with a sink of weight s,
+              -ln(1 + Σ a_j/s) to the logits of all other keys. A row that may not see the first token is refused
 
-    Words are those of the text that a model is given first, whole and by upper and lower case. One that the text has
-    several times is refused: "sat#2" is the second, "sat#all" all of them. Positions are those that ch.watch shows.
+    Words are those of the text that a model is given first: whole words, upper and lower case as written. A word that
+    occurs several times is refused: "sat#2" is the second, "sat#all" all of them. Positions are as in ch.watch.
 
-    Returns the edit, for `ch.change`. Raises RuleError where neither queries nor keys are given, DtypeError for a value
-    of another kind, SelectionError for one that chooses nothing, UnknownNameError for another rest.
+    Returns the edit, for `ch.change`. Raises RuleError if neither queries nor keys are given, DtypeError for a value of
+    another kind, SelectionError for one that chooses nothing, UnknownNameError for any other `rest`.
 
     >>> import clearhead as ch
     >>> ch.cut(queries="on", keys="sat", layers=[0], heads=[3])
@@ -97,30 +97,30 @@ def cut(
 
 
 def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Edit:
-    """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
+    """Add `by` to the logits of these keys: before normalisation, their weights are e^by times as large.
 
     keys, queries, layers, heads   as in `cut`; keys must be given
-    by        any finite number; below 0 the keys get less
+    by        any finite number; below 0, the keys receive less
 
-    Returns the edit, for `ch.change`. Raises RuleError for keys that are None or another value of `by`, and what `cut`
-    raises. As in PASTA (Zhang et al. 2023), SpotLight and InstABoost, where keys are those of an instruction.
+    Returns the edit, for `ch.change`. Raises RuleError for keys=None or a `by` that is not a finite number, and as
+    `cut`. PASTA (Zhang et al. 2023), SpotLight and InstABoost boost the keys of an instruction this way.
 
     >>> import clearhead as ch
     >>> ch.boost(keys=slice(0, 12), by=2)
     boost(keys=slice(0, 12), by=2.0)
     """
     if keys is None:
-        raise RuleError("boost has no keys: expected those that get more.", 'ch.boost(keys="word", …)')
+        raise RuleError("boost has no keys: expected the keys that get more weight.", 'ch.boost(keys="word", …)')
     return _made("boost", layers, heads, queries=queries, keys=keys, by=_number("by", by))
 
 
 def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
-    """A head's output becomes 0, or its mean.
+    """Switch heads off: replace their output by 0, or by its mean.
 
     layers, heads   as in `cut`
-    to              "zero", or "mean": over the queries that are not padding, in a run over the whole text at once
+    to              "zero", or "mean": the mean over the queries that are not padding; needs the whole text in one run
 
-    Returns the edit, for `ch.change`. Raises RuleError for another value of `to`, and what `cut` raises.
+    Returns the edit, for `ch.change`. Raises RuleError for any other `to`, and as `cut`.
 
     >>> import clearhead as ch
     >>> ch.off(layers=[1], heads=[2])
@@ -132,14 +132,14 @@ def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
 
 
 def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Edit:
-    """The weights of another run, on this run's values.
+    """Replace the weights of heads by those of another run, applied to this run's values.
 
-    seen            what ch.watch gave of that run: of the same batch and lengths
+    seen            what ch.watch yielded for the other run, which must have the same batch and lengths
     layers, heads   as in `cut`; None is all that `seen` has
 
-    The weights come from the other run's q, k and rules: O(tokens) memory, and the time of another attention. They have
-    no derivative; values have one.
-    Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
+    The weights are computed from the other run's q, k and rules: O(tokens) memory, and the time of one more attention.
+    They have no derivative; values have one.
+    Returns the edit, for `ch.change`. Raises DtypeError if `seen` is something else, and as `cut`.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -158,7 +158,7 @@ MAKERS: dict[str, Callable[..., Edit]] = {made.__name__: made for made in (cut, 
 
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
-    """One edit or several, as a tuple. Raises DtypeError for anything else, RuleError where there is none."""
+    """Read one edit or several, as a tuple. Raises DtypeError for anything else, RuleError for an empty list."""
     edits = (value,) if isinstance(value, Edit) else value
     if not isinstance(edits, (list, tuple)) or not all(isinstance(edit, Edit) for edit in edits):
         raise DtypeError(expected("edits", value, "an edit, or a list of edits"), "[ch.cut(keys=3)]")
@@ -169,34 +169,33 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
 
 @contextmanager
 def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
-    """Run a model with its attention edited; after the block it is as it was, to the bit.
+    """Edit a model's attention inside the block; afterwards the model is exactly as before.
 
-    model      any model that `ch.watch` takes. A decoder in NumPy runs by
-               `model.run(text)`, and does nothing else inside the block
+    model      any model that `ch.watch` takes. A model of `ch.load_model` that runs in NumPy
+               must run by `model.run(text)`, and can do nothing else inside the block
     edits      an edit or a list of edits: ch.cut, ch.boost, ch.off, ch.like
     tokenizer  finds the words that edits name; anything with decode(list of ids)
 
-    Edits of logits (cut, boost) act in the order given, then those of outputs (off, like). A head with another run's
-    weights takes no other edit of them.
-    Positions and words refer to the text that the model is given first: (batch, tokens) as they are, padding included;
-    in cross-attention queries are the decoder's and keys the encoder's. Whatever a model then generates with its cache
-    follows, and a slice without a stop reaches into it. Each forward pass that begins a text anew is a text of its own.
+    Edits of logits (cut, boost) act in the order given, then those of outputs (off, like). A head with `like` takes no
+    cut or boost.
+    Positions and words refer to the text that the model is given first: (batch, tokens), padding included; in
+    cross-attention, queries are the decoder's and keys the encoder's. Tokens that the model then generates with its
+    cache come after it, and a slice without a stop includes them. A forward pass that starts over begins a new text.
 
-    Together with `ch.watch`, around it or inside, the changed attention is seen: its weights, statistics and rules
-    (`spans`); of a layer with `like` nothing is, since the other run has its weights. Gradients go through the edited
-    attention; where layers are checkpointed, call backward inside the block. Compiled models run uncompiled inside the
-    block.
+    `ch.watch`, around this block or inside it, sees the edited attention: its weights, statistics and rules (`spans`);
+    it refuses layers with `like`, whose weights the other run has. Gradients go through the edited attention; if layers
+    are checkpointed, call backward inside the block. Compiled models run uncompiled inside the block.
 
-    Raises, before the model runs: SelectionError for a layer that there is not; RuleError for another run that saw
-    nothing, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError for what is no
-    edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the first layer runs:
-    SelectionError for a position or word that the text has not, or a word that it has several times. In its layer:
-    SelectionError for a head that there is not, ShapeError for another run of other lengths. When the block ends:
-    RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it does not go
-    through the interface.
+    Raises, before the model runs: SelectionError for a layer that does not exist; RuleError for `like` with a run that
+    saw nothing, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError if `edits`
+    or `model` is something else; MissingExtraError without PyTorch and Transformers. Before the first layer attends:
+    SelectionError for a position or word that the text lacks, or a word that occurs several times. In the layer:
+    SelectionError for a head that does not exist, ShapeError for `like` with a run of other lengths. When the block
+    ends: RuleError for an edit that never acted, and a UserWarning for attention that bypasses the interface and was
+    not changed.
 
-    Time is that of attention; each cut with rest="first" is two more passes without values. Memory O(queries + keys)
-    for each layer. Layers that no edit names run as before.
+    Takes the time of attention; each cut with rest="first" takes two more passes without values. Memory is
+    O(queries + keys) per layer. Layers that no edit names run as before.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -215,7 +214,7 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
 
 
 def _as_code(value: Any) -> str:
-    """A field as its function takes it."""
+    """Write a field as code."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_as_code, value))}]"
     if isinstance(value, slice):
@@ -245,12 +244,12 @@ def _number(name: str, value: Any) -> float:
 
 
 def _some(name: str, members: Any) -> Any:
-    """The members. Raises SelectionError where there are none; None is all."""
+    """Return the members; None is all. Raises SelectionError for an empty list."""
     if members is not None and not members:
         raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
     return members
 
 
 def _plain(layer: Any) -> int | str:
-    """A layer's number or name; the name "3" is the number 3."""
+    """Read a layer's number or name; the name "3" is the number 3."""
     return int(layer) if is_whole(layer) or re.fullmatch(r"-?[0-9]+", layer) else str(layer)

@@ -1,4 +1,4 @@
-"""Edits as a command line writes them: on>sat@0.3 is a cut of the query `on` and the key `sat` in layer 0, head 3."""
+"""Reads edits from the command line: on>sat@0.3 cuts the key `sat` for the query `on` in layer 0, head 3."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from clearhead.errors import ClearheadError, RuleError, shown
 
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
 _HINT = {
-    "cut": '--cut "on>sat": the query on does not see the key sat; "on>sat@0.3" in head 3 of layer 0.',
+    "cut": '--cut "on>sat" hides the key sat from the query on; "on>sat@0.3" only in head 3 of layer 0.',
     "boost": '--boost "sat=2" adds 2 to the logits of the key sat; "on>sat=2@0.3" for one query in head 3 of layer 0.',
     "off": "--off 0.3 is head 3 of layer 0; 0.3,1.2 two heads; 0 a whole layer; .3 head 3 of every layer.",
 }
@@ -20,11 +20,11 @@ _SIGNS = {"cut": "QUERIES>KEYS", "boost": "KEYS=NUMBER", "off": "LAYER.HEAD"}
 def edits_from_options(
     options: Iterable[tuple[str, str]], layer: int | None, head: int | None, rest: Rest = "renormalise"
 ) -> list[Edit]:
-    """Edits from pairs of a name and its text: ("cut", "on>sat@0.3"), ("boost", "sat=2"), ("off", "0.3").
+    """Read edits from pairs of an option and its text: ("cut", "on>sat@0.3"), ("boost", "sat=2"), ("off", "0.3").
 
-    layer, head   where an edit acts that does not say it; None is every layer, or every head
+    layer, head   where an edit without @ acts; None is every layer, or every head
     rest          where the weights of cuts go, as in ch.cut
-    Raises RuleError where a text does not have the form, and what ch.cut, ch.boost and ch.off raise.
+    Raises RuleError for a text of another form, and as ch.cut, ch.boost and ch.off.
 
     >>> edits_from_options([("cut", "on>sat@0.3"), ("boost", "sat,0:2=2"), ("off", "0.3,1.2")], None, None)
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -37,13 +37,13 @@ def edits_from_options(
 
 
 def _edits(kind: str, text: str, layer: int | None, head: int | None, rest: Rest) -> list[Edit]:
-    """What one option says: an edit for each place that it names."""
+    """Read one option: an edit for each place that it names."""
     places = [_at(layer, head)]
     try:
         if kind == "off":
             places = _where(kind, text) if text.strip() else places
             if places == [{"layers": None, "heads": None}]:
-                raise RuleError("it names no layer and no head: every head would be off.")
+                raise RuleError("it names neither a layer nor a head, and would switch every head off.")
             return [off(**place) for place in places]
         what, sign, where = text.rpartition("@")
         places = _where(kind, where) if sign else places
@@ -69,7 +69,7 @@ def _form(kind: str) -> RuleError:
 
 
 def _places(text: str) -> Any:
-    """Positions, ranges such as 0:3, and words, with commas between them; None for an empty text."""
+    """Read positions, ranges such as 0:3, and words, separated by commas; None for an empty text."""
     places: list[Any] = []
     for part in (part.strip() for part in text.split(",")):
         sides = re.fullmatch(r"(-?\d{1,9})?:(-?\d{1,9})?", part)
@@ -81,7 +81,7 @@ def _places(text: str) -> Any:
 
 
 def _where(kind: str, text: str) -> list[dict[str, Any]]:
-    """Layers and heads from 0 (a layer), 0.3 (a head of it) or .3 (a head of every layer), with commas between them."""
+    """Read layers and heads, separated by commas: 0 (a layer), 0.3 (one of its heads) or .3 (a head of every layer)."""
     matches = [_WHERE.fullmatch(part.strip()) for part in text.split(",")]
     if not all(match is not None and match[0] for match in matches):
         raise _form(kind) if kind == "off" else RuleError("expected LAYER.HEAD after @.")

@@ -1,4 +1,4 @@
-"""The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
+"""The attention function that Transformers calls: it means the same as eager attention, and can be observed."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,25 +19,25 @@ _WORDS = """
 cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch
 output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
 """
-HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
+HARMLESS = frozenset(_WORDS.split())  # arguments that models pass to every attention, and that change no score
 _NUMBER = (float, type(None))
 
-# The blocks of ch.watch and ch.change that a module is in, each a `hf.passes.Passes`, which names the module's calls.
+# For each module, the open block of ch.watch or ch.change that follows it (a `hf.passes.Passes`).
 watchers: dict[nn.Module, Any] = {}
 changers: dict[nn.Module, Any] = {}
 eager: set[nn.Module] = set()  # watched or changed modules whose attention was eager before
 
 
 def register() -> None:
-    """Register attention and masks with Transformers under our name; without the latter it would make no masks."""
+    """Register our attention and masks with Transformers; without the masks it would make none."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
 
 
 def make_mask(**options: Any) -> Tensor | None:
-    """The mask function for `AttentionMaskInterface`: rules; for compiled models a plain mask.
+    """Make a mask for `AttentionMaskInterface`: one that carries rules, or for compiled models a plain one.
 
-    `generate` makes a static cache's masks outside the model's forward pass, and that may be compiled: they are plain.
+    Masks of static caches are plain too: `generate` makes them outside the forward pass, which may be compiled.
     """
     if not torch.compiler.is_compiling():
         mask = keep_rules(**options)
@@ -51,7 +51,7 @@ def make_mask(**options: Any) -> Tensor | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_bool_masks(model_type: str) -> bool:
-    """May every class of this kind of model get sdpa's masks (bool, or None)? Some add their mask to the scores."""
+    """Does every class of this model type take sdpa's masks (bool, or None)? Some add their mask to the scores."""
     try:
         kinds: Any = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
     except KeyError:
@@ -73,10 +73,10 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """The function that Transformers calls: query (batch, heads, queries, d_k).
+    """Attend, called by Transformers: query (batch, heads, queries, d_k).
 
     Returns the output (batch, queries, heads, d_v), and None in place of the weights. A compiler traces it as operators
-    on tensors. Only a mask that was made outside the compiled part, and carries rules, breaks the graph.
+    on tensors; only a mask made outside the compiled part, which carries rules, breaks the graph.
     """
     unchanged = not (torch.compiler.is_compiling() or watchers or changers or dropout) and position_bias is None
     if unchanged and type(attention_mask) is RuledMask and type(scaling) in _NUMBER and type(softcap) in _NUMBER:
@@ -102,10 +102,10 @@ def _attend_compiled(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None, dropout: float,
     scores: dict[str, Any], *, causal: bool,
 ) -> Tensor:  # fmt: skip
-    """The output (batch, heads, queries, d_v) as one graph, for the masks that Transformers makes itself.
+    """Compute the output (batch, heads, queries, d_v) as one graph, with the masks that Transformers makes itself.
 
-    Without a mask, `causal` counts from the first query on; keys behind it are a static cache's unused room. A float
-    mask is added to the scores, and its lowest number forbids.
+    Without a mask, `causal` aligns query 0 with key 0, and keys after the queries are a static cache's unused room. A
+    float mask is added to the scores, and its lowest number forbids.
     """
     queries, rules = query.shape[2], dict(scores)
     if causal and mask is None and queries > 1:
@@ -129,13 +129,13 @@ def _attend(
     module: nn.Module, arrays: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None, dropout: float,
     scores: dict[str, Any], more: dict[str, Any], *, causal: bool,
 ) -> Tensor:  # fmt: skip
-    """The output (batch, heads, queries, d_v), outside compilers; edited and observed where a block asks for it."""
+    """Compute the output (batch, heads, queries, d_v) outside compilers, edited and observed if a block asks for it."""
     changing, watching = changers.get(module), watchers.get(module)
     layers = [block.layer_of(module) for block in (changing, watching) if block is not None]
     where = f"layer {layers[0].name}" if layers else type(module).__name__
     try:
         _check(more)
-        causal = causal and module not in eager  # there no mask means that every query sees every key
+        causal = causal and module not in eager  # in eager attention, no mask means that queries see all keys
         call = read(*arrays, mask, bias, causal=causal, scores=scores)
         if changing is not None:
             call = changing.edited(layers[0], call)
@@ -149,10 +149,10 @@ def _attend(
 def _known(
     mask: RuledMask, query: Tensor, key: Tensor, scale: float | None, softcap: float | None, more: Iterable[str]
 ) -> dict[str, Any] | None:
-    """The rules that `_attend` finds where nobody watches or changes a layer: read once for all layers.
+    """The rules that `_attend` would find for a layer that is not watched or changed: read once for all layers.
 
-    They stay with the mask, which is another one in each forward pass. None where a call needs a closer look: shapes
-    that differ, a cache with room, arguments that may mean something, a mask that code may have written into.
+    They are kept on the mask, which is new in each forward pass. None if a call needs a closer look: shapes differ, a
+    cache has room, arguments may mean something, or code may have written into the mask.
     """
     asked, known = (query.shape, key.shape, scale, softcap, *more), mask.known
     if known is None or known[0] != asked:
@@ -169,15 +169,15 @@ def _check(more: dict[str, Any]) -> None:
     """Refuse arguments that may change the scores: none is dropped silently."""
     if more.pop("output_attentions", None):
         raise RuleError(
-            "output_attentions=True asks for all weights, and they are never stored here.",
+            "output_attentions=True asks for all weights, and clearhead never stores them.",
             "leave it out, inside `with ch.watch(model) as seen:`; then seen.matrix(layer)[...] gives any weight.",
         )
     unknown = [name for name, value in more.items() if value is not None and name not in HARMLESS]
     if "indices" in unknown:
         raise RuleError(
-            "the model chooses by itself which keys each query attends to (sparse attention with `indices`), and no "
-            "rule here says that.",
+            "the model itself chooses which keys each query attends to (sparse attention with `indices`), and no rule "
+            "here can express that.",
             "ch.AttentionMatrix(q, k, mask=…) observes q and k that you take from the model yourself.",
         )
     if unknown:
-        raise RuleError(f"the model passes `{unknown[0]}` to its attention, and nothing here knows what it means.")
+        raise RuleError(f"the model passes `{unknown[0]}` to its attention, and clearhead does not know this argument.")

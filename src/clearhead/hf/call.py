@@ -1,4 +1,4 @@
-"""One call of attention that a model makes, read: its arrays, where they stand in the sequence, its mask as rules."""
+"""Reads one call of attention that a model makes: its arrays, their positions in the sequence, its mask as rules."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,25 +32,25 @@ class AttentionCall(EditedCall):
 
     @property
     def scores(self) -> RuleDict:
-        """The rules that the model gives beside its mask: scale, softcap, sinks."""
+        """The model's rules apart from its mask: scale, softcap, sinks."""
         return {name: self.rules[name] for name in ("scale", "softcap", "sinks") if name in self.rules}
 
     def moved(self, start: int) -> "AttentionCall":
-        """The same call, its first query at another position: cross-attention's masks do not say which."""
+        """The same call with its first query at another position, which masks of cross-attention do not tell."""
         if start == self.queries.start:
             return self
         queries = range(start, start + len(self.queries))
         return replace(self, queries=queries, rules=self.rules | {"query_offset": start - self.keys.start})
 
     def attended(self, dropout: float = 0.0) -> Tensor:
-        """What attention gives, (batch, heads, queries, d_v), before `finish`."""
+        """Compute the output, (batch, heads, queries, d_v), before `finish`."""
         return output(self.q, self.k, self.v, dropout, self.whole_rules())
 
     def observed(self, asked: dict[str, Any], dropout: float = 0.0) -> tuple[Tensor, Observation]:
-        """What attention gives, and what was asked for; with a graph or dropout, they are computed separately.
+        """Compute the output and the requested statistics; separately if there is a graph or dropout.
 
-        The log-sum-exp alone comes with the graph, which needs it too. Dropout acts on the output as in the model; the
-        weights are observed before dropout.
+        With a graph, only the log-sum-exp comes from the same pass, since the graph needs it. Dropout acts on the
+        output as in the model; weights are observed before dropout.
         """
         rules = self.whole_rules()
         only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
@@ -64,7 +64,7 @@ class AttentionCall(EditedCall):
 
 
 def output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: RuleDict) -> Tensor:
-    """The output of attention whose weights have dropout, with PyTorch's random numbers."""
+    """Compute the output, with dropout of weights by PyTorch's random numbers."""
     return dropped(q, k, v, dropout, rules) if dropout else attention(q, k, v, **rules)
 
 
@@ -72,7 +72,7 @@ def read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool,
     scores: RuleDict,
 ) -> AttentionCall:  # fmt: skip
-    """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
+    """Read a call: find the positions of its queries and keys in the sequence, and its mask's pattern."""
     n, m = query.shape[2], key.shape[2]
     check_mask(mask, (*query.shape[:3], m))
     if isinstance(mask, RuledMask):
@@ -80,7 +80,7 @@ def read(
     else:
         pattern = from_tensor(mask, causal=causal and n > 1)
         row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
-    if pattern.causal and col + m > row + n:  # a static cache: the positions behind the queries are not used yet
+    if pattern.causal and col + m > row + n:  # a static cache: positions after the queries are not used yet
         used = row + n - col
         key, value = (_without(x, used, m, 2) for x in (key, value))
         bias, m = None if bias is None else _without(bias, used, m, -1), used
@@ -93,7 +93,7 @@ def read(
 
 
 def _without(x: Tensor, start: int, stop: int, axis: int) -> Tensor:
-    """All but the places from `start` up to `stop`; a view where those are the last, or one stands for all."""
+    """Remove the places from `start` up to `stop`; a view if they are the last, or if the axis has size 1."""
     if x.shape[axis] == 1:
         return x
     before, behind = x.narrow(axis, 0, start), x.narrow(axis, stop, x.shape[axis] - stop)
@@ -105,7 +105,7 @@ def check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
     if mask is None:
         return
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
+        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend), or floats to add.")
     shape = tuple(mask.shape)
     ones = () if isinstance(mask, RuledMask) else (1,)
     broadcasts = all(size in (1, full) for size, full in zip(shape[-4:-1][::-1], expected[:-1][::-1], strict=False))

@@ -1,4 +1,4 @@
-"""What `ch.change` does with a model: the edits of each layer that runs in its block, and the texts it runs over."""
+"""`ch.change` for Transformers models: applies edits to each layer that runs in the block, by position and word."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from clearhead.watching.places import Place, Text
 
 @contextmanager
 def changed(model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> Iterator[None]:
-    """Inside, the model's attention is edited; the arguments are those of `ch.change`, and it says what is raised."""
+    """Edit the model's attention inside the block; arguments and errors as `ch.change`."""
     changing = _Changing(model, edits, tokenizer)
     changing.check()
     with changing.followed():
@@ -43,31 +43,31 @@ class _Changing(Passes):
         self._pass = 0
         self._ids: Any = None  # of this pass's sequences, (batch, length)
         self._source: Any = None  # of the latest encoder's
-        # The latest text of each stack of layers, and what it is there: the text, the pass it began in, and the
-        # positions of its latest queries. A text begins with its first token, or where the block begins.
+        # The latest text of each stack, by its role there ("own", "keys" or "queries"): the text, the pass it began
+        # in, and the positions of its latest queries. A text begins with its first token, or where the block begins.
         self._known: dict[tuple[str, str], tuple[Text, int, range]] = {}
         self.acting: dict[LayerCall, list[Edit]] = {}
         self.acted: set[int] = set()  # ids of edits
         attending = [(module, path) for module, path in self.paths.items() if mixes_tokens(module)]
-        self.modules = {  # each with all that may choose its layer
+        self.modules = {  # each module with the names and numbers that may choose its layer
             module: {path, *self.names.possible(self.inner(path))} for module, path in attending
         }
         self.checked: set[tuple[Text, Text]] = set()
 
     def check(self) -> None:
-        """Raise SelectionError for a layer that the model has not, RuleError for a run that saw nothing."""
+        """Raise SelectionError for a layer that the model does not have, RuleError for another run that saw nothing."""
         numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
         hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
         check_layers(self.edits, self.modules.values(), self.name, hint)
 
     def layer_of(self, module: Any) -> LayerCall:
-        """Count and name a call of this attention module. Raises RuleError where which call it is decides."""
+        """Count and name a call of this module. Raises RuleError if an edit names one of several calls in backward."""
         if in_backward() and any("#" in str(name) for edit in self.edits for name in edit.layers or ()):
-            raise RuleError("a checkpointed layer is computed again, and which of its calls this is, is not known.")
+            raise RuleError("a checkpointed layer is computed again, and it is not known which of its calls this is.")
         return super().layer_of(module)
 
     def edited(self, layer: LayerCall, call: AttentionCall) -> AttentionCall:
-        """The call after the edits of its layer."""
+        """Apply the edits of its layer to a call."""
         if layer.cross:
             call = call.moved(self._start(layer.path, len(call.queries)))
         text, key_text = self._texts_of(layer.path, call.queries, call.keys)
@@ -79,7 +79,7 @@ class _Changing(Passes):
             return call
         if call.pattern.others:
             raise RuleError(
-                "merged attention has an encoder's keys behind the sequence's own, and no edit names those."
+                "merged attention has an encoder's keys after the sequence's own, and edits cannot name them."
             )
         off = not layer.cross and any(edit.kind == "off" for edit in acting)
         there = call.pattern.real(call.queries, call.keys) if off else None
@@ -91,7 +91,7 @@ class _Changing(Passes):
         return replace(result, edits=self.edits)
 
     def _check_places(self, layer: LayerCall, queries: Text, keys: Text) -> None:
-        """Raise SelectionError where an edit of a layer with these texts names what they have not."""
+        """Raise SelectionError if an edit names a position or word that these texts of its layer lack."""
         if (queries, keys) in self.checked:
             return
         self.checked.add((queries, keys))
@@ -108,7 +108,7 @@ class _Changing(Passes):
         self.checked.clear()
 
     def take_tokens(self, ids: Any, source: Any) -> None:
-        """Take the ids that the model is given, and those of its encoder; None where there are none."""
+        """Note the ids that the model and its encoder are given; None if there are none."""
         self._ids = ids
         self._source = self._source if source is None else source
 
@@ -120,14 +120,14 @@ class _Changing(Passes):
             text = self._text_at(stack, "own", queries, keys.stop, begins=begins)
             return text, text
         known = self._known.get((stack, "own"))
-        if known is None or len(known[2]) != len(queries):  # they attend to the other sequence only
+        if known is None or len(known[2]) != len(queries):  # queries without self-attention
             self._text_at(path, "queries", queries, queries.stop, begins=begins)
             known = self._known[path, "queries"]
         text, began, _ = known
         return text, self._text_at(stack, "keys", range(0), keys.stop, begins=began == self._pass)
 
     def _start(self, path: str, queries: int) -> int:
-        """The position of so many queries of cross-attention: that of the decoder's own in this pass."""
+        """The first position of this many cross-attention queries: that of the decoder's queries in this pass."""
         *_, latest = self._known.get((ModulePath.of(path).stack, "own"), (None, 0, range(0)))
         return latest.start if len(latest) == queries else 0
 
@@ -143,7 +143,7 @@ class _Changing(Passes):
             return Text(length)
         side = "source" if what == "keys" else text_of(stack, has_source=self._source is not None)
         if not whole or not side:
-            return Text(length, why="the text before the block is not known" if not whole else "this is no text")
+            return Text(length, why="the text before the block is not known" if not whole else "the layer sees no text")
         ids = self._source if side == "source" else self._ids
         if ids is None:
             return Text(length, why="the model was not given the ids of its tokens")
@@ -162,11 +162,11 @@ class _Changing(Passes):
             ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit in acting)]
             if ran:
                 raise RuleError(
-                    f"{idle[0]} never acted: none of its queries came with a key that it sees.",
-                    "where attention is causal, a query sees itself and what is before it.",
+                    f"{idle[0]} never acted: none of its queries may see any of its keys.",
+                    "choose keys that come before the queries: causal attention sees no later ones.",
                 )
             rest = f", {kinds} did not" if kinds else ""
-            raise RuleError(f"{idle[0]} never acted: none of its layers went through the attention interface{rest}.")
+            raise RuleError(f"{idle[0]} never acted: none of its layers used Transformers' AttentionInterface{rest}.")
         if missed:
             warnings.warn(
                 f"{self.name} has attention that does not go through Transformers' AttentionInterface and was not "
@@ -176,11 +176,11 @@ class _Changing(Passes):
 
 
 def verified(model: Any, edges: Iterable[Edge], run: Callable[[], Any], batch: int) -> Lines[Edge]:
-    """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
+    """Run the model once as it is and once without each edge; errors as `seen.verify`."""
     if batch > 1:
         raise RuleError(
-            f"{batch} texts were watched together: an edge is cut in all of a batch, and its effect is one text's.",
-            "watch one text.",
+            f"{batch} texts were watched together: a cut acts on the whole batch, but an edge belongs to one text.",
+            "watch one text at a time.",
         )
     result: list[Edge] = []
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The derivative of a number by each head's output, as backward passes bring it to the layers of a watched model."""
+"""Collects the gradient at each head's output that backward passes bring to the layers of a watched model."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,27 +12,27 @@ from clearhead.errors import RuleError
 BACKWARD = "loss.backward() inside the `with` block, or after it; where layers are checkpointed, inside."
 
 
-# What the backward passes of one block have done so far: "some" layer has got its derivative; one went to "chosen"
-# tensors only, so that it may have passed layers by.
+# What the backward passes of one block have done so far: "some" if a gradient reached any layer, "chosen" if a pass
+# went to chosen tensors only (torch.autograd.grad), so that it may have missed layers.
 Arrivals = set[str]
 
 
 @dataclass(eq=False)
 class LayerDerivative:
-    """g of one layer: that of its calls, one after the other along the queries. Calling it gives the tensor."""
+    """The gradient g of one layer, its calls concatenated along the queries; calling the object returns the tensor."""
 
     name: str
     arrivals: Arrivals
     zeros: list[Tensor] = field(default_factory=list)  # of each call (batch, heads, queries, d_v), one number in memory
-    brought: dict[int, Tensor] = field(default_factory=dict)  # by call: the derivative by its output, added up
-    graphless: bool = False  # a call ran without a graph: no derivative comes
+    brought: dict[int, Tensor] = field(default_factory=dict)  # by call: the sum of the gradients at its output
+    graphless: bool = False  # a call ran without a graph: no gradient will come
 
     def follow(self, output: Tensor) -> Tensor:
-        """The output of the layer's next call, (batch, heads, queries, d_v), in a graph that brings its derivative.
+        """Attach the output of the layer's next call, (batch, heads, queries, d_v), to a node that brings its gradient.
 
-        It is a node of PyTorch's graph, which holds no tensor, and this object by a weak reference: what is kept is not
-        the graph's, and the graph is not kept. It has an input of its own, so that there is a graph where the model's
-        parameters are frozen. Where no graph is recorded, the output is as it was.
+        The node holds no tensor, and this object only by a weak reference, so neither keeps the other alive. It has an
+        extra leaf as input, so that a graph exists even if the model's parameters are frozen. If no graph is recorded,
+        the output is returned unchanged.
         """
         self.zeros.append(output.detach().new_zeros(()).expand(output.shape))
         if not torch.is_grad_enabled():
@@ -43,29 +43,29 @@ class LayerDerivative:
         return followed
 
     def add(self, call: int, g: Tensor, *, chosen: bool) -> None:
-        """Add what a backward pass brought."""
+        """Add a gradient that a backward pass brought."""
         self.brought[call] = self.brought[call] + g.detach() if call in self.brought else g.detach()
         self.arrivals |= {"some", "chosen"} if chosen else {"some"}
 
     def __call__(self) -> Tensor:
-        """(batch, heads, queries, d_v); 0 where the number does not depend on an output.
+        """Return g, (batch, heads, queries, d_v); 0 where the number does not depend on an output.
 
-        Raises RuleError where no backward pass ran, and where none could or did reach the layer for another reason.
+        Raises RuleError if no backward pass ran, or if none could reach the layer.
         """
         missing = len(self.brought) < len(self.zeros)
         if missing and self.graphless:
             raise RuleError(
                 f"layer {self.name} ran without a graph: it is checkpointed with use_reentrant=True, or the model runs "
                 "it under torch.no_grad.",
-                'model.activation_checkpointing_enable({"use_reentrant": False}); ch.watch(…, layers=[…]) without it.',
+                'model.activation_checkpointing_enable({"use_reentrant": False}), or watch layers=[…] without it.',
             )
         if "some" not in self.arrivals:
-            raise RuleError("no backward pass has run: there is no derivative by what the heads put out.", BACKWARD)
+            raise RuleError("no backward pass has run, so no gradient has reached the heads' outputs.", BACKWARD)
         if missing and "chosen" in self.arrivals:
             raise RuleError(
-                f"no derivative came to layer {self.name}, and a backward pass went to chosen tensors only "
+                f"no gradient reached layer {self.name}, and a backward pass went to chosen tensors only "
                 "(torch.autograd.grad, inputs=…): whether the number depends on this layer is not known.",
-                "loss.backward(), which goes everywhere.",
+                "call loss.backward(), which reaches every layer.",
             )
         parts = [self.brought.get(call, zeros) for call, zeros in enumerate(self.zeros)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
@@ -82,6 +82,6 @@ class _Followed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (grad,), layer = grads, ctx.layer()
         if grad is not None and layer is not None:
-            leaf = torch.autograd.graph.get_gradient_edge(ctx.leaf).node  # which only a pass to every leaf comes to
+            leaf = torch.autograd.graph.get_gradient_edge(ctx.leaf).node  # reached only by a pass to every leaf
             layer.add(ctx.call, grad, chosen=not torch._C._will_engine_execute_node(leaf))
         return grad, None, None, None

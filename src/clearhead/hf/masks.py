@@ -1,7 +1,7 @@
-"""Transformers' masks as rules: what a model's mask function means, without a number for each query and key.
+"""Transformers' masks as rules: the meaning of a model's mask function, without a number for each query and key.
 
 A model gets its attention mask from the function registered with its attention (`transformers.masking_utils`). Ours
-returns a tensor that has the shape and dtype of eager attention's additive mask and carries the rules. Our attention
+returns a tensor with the shape and dtype of eager attention's additive mask, which carries the rules. Our attention
 reads the rules; any other operation on the tensor works on the additive mask itself, which is made at that moment.
 """
 
@@ -34,10 +34,10 @@ class MaskPattern:
     packed: Tensor | None = None  # (batch, length): sequences packed into one row
     padding: Tensor | None = None  # (batch, length), True where a key is real
     dense: Tensor | None = None  # (batch, heads or 1, queries, keys), True = may attend, where no rules express it
-    bias: Tensor | None = None  # the same, added to the scores
-    note: str = ""  # why it is dense
-    make: Callable[[], Tensor] | None = None  # the whole mask, True = may attend
-    others: int = 0  # in merged attention: so many keys, the last ones, are an encoder's
+    bias: Tensor | None = None  # of the same shape, added to the scores
+    note: str = ""  # why the mask is dense
+    make: Callable[[], Tensor] | None = None  # makes the whole mask, True = may attend
+    others: int = 0  # in merged attention: how many of the last keys are an encoder's
 
     def rules(self, queries: range, keys: range) -> RuleDict:
         """The rules of attention for queries and keys at these positions of the sequence."""
@@ -58,7 +58,7 @@ class MaskPattern:
         return rules
 
     def first_visible(self, query: int, least: int) -> int:
-        """The first key, from `least` on, that windows and chunks let queries from this position on see."""
+        """The first key, at `least` or later, that windows and chunks allow queries from this position on to see."""
         if self.left is not None:
             return max(least, query - self.left)
         if self.chunk is not None and self.before is not None:
@@ -77,9 +77,9 @@ class MaskPattern:
         return {"query_segments": sides[0], "kv_segments": sides[1]} if sides else {}
 
     def real(self, queries: range, keys: range) -> Tensor | None:
-        """(batch, queries) of self-attention, False where a query is padding; None where none is, or it is not known.
+        """(batch, queries) of self-attention, False where a query is padding; None if none is, or it is not known.
 
-        In a mask that is stored, a query that may not see its own key is padding.
+        By a stored mask, a query that may not see its own key counts as padding.
         """
         if self.padding is not None:
             real = self.padding[:, queries.start : queries.stop].bool()
@@ -91,7 +91,7 @@ class MaskPattern:
         return real if real.shape[1] == len(queries) and not real.all() else None
 
     def both(self, other: "MaskPattern") -> "MaskPattern | None":
-        """What both allow; None where both have segments, since the rules hold one kind of segments only."""
+        """The pattern of keys that both allow; None if both have segments, since rules hold only one kind of them."""
         if self.segmented and other.segmented:
             return None
         sides = ((self.left, other.left), (self.right, other.right))
@@ -99,7 +99,7 @@ class MaskPattern:
         return replace(self if self.segmented else other, causal=self.causal or other.causal, left=left, right=right)
 
     def full(self, queries: range, keys: range) -> Tensor | None:
-        """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
+        """The mask in full, (batch, heads or 1, queries, keys); None if these queries see all of these keys."""
         if self.dense is not None:
             return self.dense
         if self.make is not None:
@@ -115,17 +115,17 @@ class MaskPattern:
 
 
 class RuledMask(torch.Tensor):
-    """A mask (batch, 1, queries, keys) of one number that carries its `pattern`.
+    """A mask (batch, 1, queries, keys) that stores one number and carries its `pattern`.
 
-    Any other code sees eager attention's mask: 0 where a query may attend to a key, the dtype's lowest number where it
-    may not. That mask is made when it is first needed, and kept, so that code may write into it.
+    Other code sees eager attention's mask: 0 where a query may attend to a key, the dtype's lowest number elsewhere.
+    That mask is made when it is first needed, and kept, since code may write into it.
     """
 
     pattern: MaskPattern
     start: tuple[int, int]  # the positions of the first query and the first key
-    sizes: torch.Size  # its shape, which is read at once
-    whole: Tensor | None
-    known: tuple[Any, Any] | None  # what the latest layer asked, and the answer: see attending.py
+    sizes: torch.Size  # its shape, kept here since reading it costs no __torch_function__
+    whole: Tensor | None  # the additive mask, once it was made
+    known: tuple[Any, Any] | None  # the latest layer's arguments and their rules: see `_known` in attending.py
 
     @classmethod
     def __torch_function__(
@@ -143,12 +143,12 @@ class RuledMask(torch.Tensor):
             return func(*_additive(args), **_additive(kwargs or {}))
 
     def meaning(self) -> MaskPattern:
-        """The pattern; where code may have written into the additive mask, the pattern of that mask."""
+        """The pattern, or if code may have written into the additive mask, the pattern of that mask."""
         return self.pattern if self.untouched else from_tensor(cast("Tensor", self.whole), causal=False)
 
     @property
     def has_room(self) -> bool:
-        """Are there keys behind the last query that it may not see, as in a static cache?"""
+        """Are there keys after the last query, which it may not see, as in a static cache?"""
         return self.pattern.causal and self.start[1] + self.sizes[-1] > self.start[0] + self.sizes[-2]
 
     @property
@@ -167,7 +167,7 @@ _METADATA = frozenset((  # the functions that read a tensor's metadata, not its 
 
 
 def _rows(mask: Any, place: Any) -> RuledMask | None:
-    """The mask of some of its queries, mask[:, :, start:stop, :]; None for another part, or a mask that is stored."""
+    """The mask of some queries, for mask[:, :, start:stop, :]; None for another index or a stored mask."""
     every, known = slice(None), isinstance(mask, RuledMask) and isinstance(place, tuple) and len(place) == 4
     if not known or not isinstance(place[2], slice) or place[2].step or (*place[:2], place[3]) != (every,) * 3:
         return None
@@ -180,9 +180,9 @@ def _rows(mask: Any, place: Any) -> RuledMask | None:
 
 
 def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any) -> RuledMask | None:
-    """The mask of merged attention: a causal one over a sequence's own keys, behind it one over other keys.
+    """The mask of merged attention: a causal mask over the sequence's own keys, then one over an encoder's keys.
 
-    None where the tensors that are concatenated are not those two, or not along the keys.
+    None if the concatenated tensors are not these two, or the axis is not the keys.
     """
     if more or (dim if axis is None else axis) not in (-1, 3) or len(tensors) != 2:
         return None
@@ -199,14 +199,14 @@ def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any)
 
 
 def _ruled(looks: Tensor, pattern: MaskPattern, start: tuple[int, int]) -> RuledMask:
-    """A mask that looks like `looks` and means `pattern`."""
+    """Make a mask with the shape and dtype of `looks` and this pattern."""
     mask = looks.as_subclass(RuledMask)
     mask.pattern, mask.start, mask.sizes, mask.whole, mask.known = pattern, start, looks.shape, None, None
     return mask
 
 
 def _additive(value: Any) -> Any:
-    """The same arguments, each RuledMask replaced by its additive mask."""
+    """Replace each RuledMask in arguments by its additive mask."""
     if isinstance(value, RuledMask):
         if value.whole is None:
             (row, col), (n, m) = value.start, value.shape[2:]
@@ -232,9 +232,9 @@ def keep_rules(
     dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> RuledMask:
-    """A RuledMask from the arguments that Transformers' `eager_mask` gets."""
+    """Make a RuledMask from the arguments of Transformers' `eager_mask`."""
     start = int(q_offset), int(kv_offset)
-    attention_mask = None if attention_mask is None else attention_mask.clone()  # which the caller may write into
+    attention_mask = None if attention_mask is None else attention_mask.clone()  # the caller may write into it
 
     def make() -> Tensor:
         settings = {**more, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -249,7 +249,7 @@ def keep_rules(
 
     read = _read(mask_function)
     if read is None:
-        why = "the model's own mask function is no rule known here: its mask is kept in full, queries × keys."
+        why = "no rule here can express the model's mask function: its mask is kept in full, queries × keys."
         pattern = MaskPattern(dense=make(), note=why, make=make)
     else:
         pattern = replace(read, padding=attention_mask, make=make)
@@ -259,7 +259,7 @@ def keep_rules(
 
 @cache
 def _meanings() -> dict[Any, Callable[[Mapping[str, Any]], MaskPattern | None]]:
-    """Patterns by the code of the mask functions that Transformers' factories make, from what these functions hold."""
+    """Readers of patterns, by the code of the mask functions that Transformers' factories make."""
     some = torch.zeros(1, dtype=torch.int64)
     return {
         theirs.and_masks().__code__: lambda held: _joined(map(_read, held["mask_functions"])),
@@ -291,7 +291,7 @@ def _read(function: Callable[..., Any]) -> MaskPattern | None:
 
 
 def _joined(parts: Iterable[MaskPattern | None]) -> MaskPattern | None:
-    """What all of them allow; None where one is not known, or the rules cannot hold them together."""
+    """The pattern of keys that all allow; None if one is unknown, or rules cannot express them together."""
     joined: MaskPattern | None = MaskPattern()
     for part in parts:
         joined = None if part is None or joined is None else joined.both(part)
@@ -299,11 +299,11 @@ def _joined(parts: Iterable[MaskPattern | None]) -> MaskPattern | None:
 
 
 def from_tensor(mask: Tensor | None, *, causal: bool) -> MaskPattern:
-    """The pattern of a stored mask, bool (True = may attend) or added to the scores; of None, one without a mask."""
+    """The pattern of a stored mask, bool (True = may attend) or added to the scores, or of no mask (None)."""
     if mask is None:
         return MaskPattern(causal=causal)
     mask = mask[(None,) * (4 - mask.ndim)]
-    note = "the mask was given in full, as the model's user or the model itself made it."
+    note = "the user or the model gave the mask in full."
     if mask.dtype == torch.bool:
         return MaskPattern(dense=mask, note=note)
     least = torch.finfo(mask.dtype).min
@@ -313,7 +313,7 @@ def from_tensor(mask: Tensor | None, *, causal: bool) -> MaskPattern:
 
 
 def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:
-    """`kv_lengths` where padding is on the right, else a mask (batch, 1, 1, keys)."""
+    """Read padding as `kv_lengths` if it is on the right, else as a mask (batch, 1, 1, keys)."""
     if padding is None:
         return {}
     real = padding[:, keys.start : keys.stop].to(device="cpu", dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
+"""Follows a model's forward passes with hooks: their tokens, and which call of which layer an attention is."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ def check_model(model: Any) -> None:
         inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
         held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
         hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), "")
-        hint = f"ch.load_model({model!r}) has a model of that name." if isinstance(model, str) else hint
+        hint = f"ch.load_model({model!r}) loads a model by its name." if isinstance(model, str) else hint
         raise DtypeError(
             f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
             "one.",
@@ -41,7 +41,7 @@ def check_model(model: Any) -> None:
 
 
 def switch(model: nn.Module) -> Implementations:
-    """Set every attention to ours; returns what they were before. Raises RuleError where a model does not allow it."""
+    """Switch every attention to ours and return the former settings. Raises RuleError if a model does not allow it."""
     register()
     before = _implementations(model)
     try:
@@ -65,16 +65,16 @@ def switch(model: nn.Module) -> Implementations:
 
 
 def restore(before: Implementations) -> None:
-    """Set every config back; outer configs come first, since setting one sets those inside it too."""
+    """Restore every config, outer ones first, since setting a config also sets those inside it."""
     for config, implementation in before:
         config._attn_implementation = implementation
 
 
 def mixes_tokens(module: nn.Module) -> bool:
-    """Is this module attention, or what a hybrid model has in its place?
+    """Is this module attention, or the token mixer that a hybrid model has in its place?
 
-    It is if the name of its class says so, or if it has projections for two of queries, keys and values, or one
-    projection for several of them. Modules without parameters (a kernel inside an attention) do not count.
+    True if its class's name says so, if it has projections for two of queries, keys and values, or one projection for
+    several of them. Modules without parameters (a kernel inside an attention) do not count.
     """
     children = {name for name, _ in module.named_children()}
     sides = sum(not children.isdisjoint(names) for names in (_QUERIES, _KEYS, _VALUES))
@@ -84,7 +84,7 @@ def mixes_tokens(module: nn.Module) -> bool:
 
 
 def output_module(paths: Mapping[str, Any], path: str) -> Any:
-    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
+    """The module whose output is U: W^O inside the attention module or, as in BERT, next to it; else the module."""
     children = dict(paths[path].named_children())
     inside = next((children[name] for name in _OUTPUTS if name in children), None)
     beside = paths.get(path.rpartition(".")[0] + ".output.dense")
@@ -114,10 +114,10 @@ Ids = torch.Tensor | None
 
 
 class Passes:
-    """The forward passes of a model inside a block; `ch.watch` and `ch.change` say what is done in them."""
+    """Follows a model's forward passes inside a block; the subclasses for `ch.watch` and `ch.change` act in them."""
 
     registry: MutableMapping[Any, Any]  # `watchers` or `changers` of attending.py
-    already: tuple[str, str]  # what an error says of a model that is in such a block
+    already: tuple[str, str]  # the error and hint for a model that is in such a block already
 
     def __init__(self, model: Any) -> None:
         check_model(model)
@@ -131,7 +131,7 @@ class Passes:
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
         self.went_through: set[Any] = set()
-        self._reads_tokens = True  # until a module of this forward pass has had them
+        self._reads_tokens = True  # until the first module of this forward pass was given its tokens
         self._calls: Counter[Any] = Counter()  # how often each module attended in this pass
         self._places: dict[tuple[Any, int], LayerCall] = {}
 
@@ -143,7 +143,7 @@ class Passes:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Inside, every attention of the model is ours and asks this block; then the model is as before."""
+        """Inside, every attention of the model is ours and calls this object; afterwards the model is restored."""
         before = switch(self.model)
         eager = {id(config) for config, implementation in before if implementation == "eager"}
         were_eager = {x for x in self.paths if id(getattr(x, "config", None)) in eager} - attending.eager
@@ -191,8 +191,8 @@ class Passes:
     def unseen(self) -> tuple[tuple[str, str], ...]:
         """(path, class) of each attention that ran without Transformers' interface, in the model's order.
 
-        A module counts as seen if it, a module inside it or a module around it went through the interface. Of modules
-        inside one another the innermost is listed.
+        A module counts as seen if it, a module inside it or a module around it used the interface. Of nested modules,
+        only the innermost is listed.
         """
         seen = [self.paths[module] for module in self.went_through]
         apart = {
@@ -244,7 +244,7 @@ def _ids(x: Any) -> Ids:
 
 
 def _root(paths: dict[Any, str]) -> str:
-    """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
+    """The common start of the paths of one Transformers model inside a wrapper; "" for several models."""
     inner = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
     first = f"{inner[0]}." if inner and inner[0] else ""
     return first if all(path.startswith(first) for path in inner[1:]) else ""

@@ -1,4 +1,4 @@
-"""One layer while its model runs: its calls, joined along the queries at the end."""
+"""Records one layer while its model runs: keeps its calls, and joins them along the queries at the end."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,16 +18,16 @@ from clearhead.watching.layer import Layer
 from clearhead.watching.naming import LayerCall
 from clearhead.watching.watch import Wish
 
-AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
+AGAIN = "watch one sequence, with its cache, per block: open another `with ch.watch(…)` for the next."
 
 
 @dataclass(eq=False)
 class Recording:
-    """The calls of one layer in one block. One alone is observed as it runs, several in the end, as one matrix."""
+    """The calls of one layer in one block. A single call is observed as it runs, several at the end as one matrix."""
 
     layer: LayerCall
     wish: Wish
-    derivative: LayerDerivative | None = None  # where backward passes are to bring one
+    derivative: LayerDerivative | None = None  # with causes=True
     calls: list[AttentionCall] = field(default_factory=list)
     seen: Observation | None = None  # of the only call
     last_key: Tensor | None = None
@@ -37,16 +37,17 @@ class Recording:
         return self.layer.path
 
     def attend(self, call: AttentionCall, dropout: float = 0.0) -> Tensor:
-        """What the call gives, (batch, heads, queries, d_v), in a graph that brings its derivative where one is wanted.
+        """Compute the call's output, (batch, heads, queries, d_v), and keep its arrays and rules.
 
-        Its arrays and rules are kept. Raises RuleError unless it continues the calls before.
+        With causes=True, the output is in a graph that brings its gradient. Raises RuleError unless the call continues
+        the calls before.
         """
         if self.layer.cross:
             call = call.moved(sum(len(before.queries) for before in self.calls))
         self.check(call)
         if self.derivative is not None and dropout:
-            what = f"causes=True, and dropout ({dropout:g}) acts on the weights: no edge did what its weight says."
-            raise RuleError(what, "model.eval(), which keeps gradients.")
+            what = f"causes=True cannot be used with dropout ({dropout:g}): edges would act with other weights."
+            raise RuleError(what, "call model.eval(), which keeps gradients.")
         if self.calls:
             result, seen = call.attended(dropout), None
         else:
@@ -65,14 +66,14 @@ class Recording:
         follows = call.queries.start == before.queries.stop and call.keys.stop >= before.keys.stop
         if not follows or call.q.shape[0] != before.q.shape[0]:
             raise RuleError(
-                "a second sequence began, or the first was run again without its cache, or its cache holds other "
-                "things than keys one after the other.",
+                "a second sequence began, or the first ran again without its cache, or its cache does not hold "
+                "consecutive keys.",
                 AGAIN,
             )
         if call.edits != before.edits:
             raise RuleError(
-                "a block of ch.change began or ended within one sequence, and its matrix has one rule for all.",
-                "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
+                "a block of ch.change began or ended within a sequence, and one matrix has the same rules throughout.",
+                "run each whole sequence inside ch.change, or outside of it.",
             )
         if self.layer.cross and call.keys != before.keys:
             raise RuleError("the keys of cross-attention changed.", AGAIN)
@@ -80,20 +81,20 @@ class Recording:
         added = self.layer.cross or call.keys.stop > before.keys.stop
         if not added and (first.shape != local.shape or not torch.allclose(first, local)):
             raise RuleError(
-                "queries were added and no keys: the cache has room to spare, and the mask does not say which of it "
-                "is used.",
+                "queries were added but no keys: the cache has unused room, and the mask does not say which keys are "
+                "used.",
                 "generate without cache_implementation='static'.",
             )
         place = before.keys.stop - 1 - call.keys.start
         if place >= 0 and self.last_key is not None and not torch.equal(local[:, :, place], self.last_key):
             raise RuleError(
-                "keys that were seen are other keys now: the cache was reordered, as beam search does, or written "
-                "over, or the model puts an encoder's keys behind those of its cache.",
+                "keys that were seen have changed: the cache was reordered, as in beam search, or overwritten, or the "
+                "model puts an encoder's keys after those of its cache.",
                 "generate with num_beams=1; watch one sequence, or one forward pass with use_cache=False, in a block.",
             )
 
     def add(self, call: AttentionCall, seen: Observation | None) -> None:
-        """Keep this call's queries, the keys that the calls before did not have, and its observation."""
+        """Keep the call's queries, its new keys and values, and its observation."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
         new = slice(max(known - call.keys.start, 0), len(call.keys))
         arrays = {"q": call.q, "k": call.k[:, :, new], "v": call.v[:, :, new]}
@@ -132,7 +133,7 @@ class Recording:
         return rules
 
     def _pattern(self, queries: range, keys: range) -> MaskPattern:
-        """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""
+        """Join the calls' patterns into one; if any call stores its mask, store one mask for all."""
         patterns = [call.pattern for call in self.calls]
         if len(patterns) == 1:
             return patterns[0]
@@ -146,11 +147,11 @@ class Recording:
             return replace(patterns[-1], bias=bias)
         blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
         dense = self._whole(blocks, queries, keys, True, False)
-        note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
+        note = next((p.note for p in patterns if p.note), "the cache dropped keys that the model's mask allows.")
         return MaskPattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
 
     def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
-        """The blocks of all calls, (batch or 1, heads or 1, queries, keys) each, as one tensor.
+        """Assemble the blocks of all calls, (batch or 1, heads or 1, queries, keys) each, into one tensor.
 
         A call without a block is filled with `without`; keys that a call did not have are filled with `rest`.
         """
@@ -165,9 +166,9 @@ class Recording:
 
 
 def _kept_copy(x: Tensor) -> Tensor:
-    """`x` detached, copied where it is a small part of a larger storage, or where other code may write into it.
+    """Detach x, and copy it if it is a small part of a larger storage, or if other code may write into it.
 
-    A projection that gives queries, keys and values in one storage is kept as it is.
+    Queries, keys and values in one storage, from one projection, are kept without a copy.
     """
     x = x.detach()
     written = x.is_inference() or x._version > 0

@@ -1,4 +1,4 @@
-"""What `ch.watch` does with a model: which layers run in its block, their recordings, and the tokens."""
+"""`ch.watch` for Transformers models: records the layers that run in the block, and the tokens."""
 
 import re
 import warnings
@@ -21,11 +21,11 @@ from clearhead.watching.naming import LayerCall
 from clearhead.watching.seen import Seen
 from clearhead.watching.watch import Wish
 
-_UNMOVED = re.compile("Rotary|^OPTLearned")  # OPT counts along its mask
+_UNMOVED = re.compile("Rotary|^OPTLearned")  # modules whose positions padding does not move; OPT counts along its mask
 
 
 def watched(model: Any, wish: Wish) -> AbstractContextManager[Seen]:
-    """Inside, the model is watched; the arguments are those of `ch.watch`, and it says what is raised."""
+    """Watch the model inside the block; errors as `ch.watch`."""
     return _Watching(model, wish).block()
 
 
@@ -44,7 +44,7 @@ class _Watching(Passes):
 
     @contextmanager
     def block(self) -> Iterator[Seen]:
-        """Inside, the model is watched; in the end the observations of each layer's calls are joined."""
+        """Watch the model inside the block; at its end, join the observations of each layer's calls."""
         try:
             with self.followed():
                 yield self.seen
@@ -55,17 +55,17 @@ class _Watching(Passes):
             self.recordings.clear()
 
     def begin_pass(self, named: Mapping[str, Any]) -> None:
-        """Raise RuleError where derivatives are wanted and none could come; warn of padding that moves positions."""
+        """Raise RuleError if causes=True and no derivative can come; warn of padding that moves positions."""
         if self.arrivals is not None and not torch.is_grad_enabled():
             raise RuleError(
-                "causes=True, and the model runs without a graph (torch.no_grad, torch.inference_mode, "
-                "model.generate): no derivative would come.",
-                "model(ids) with gradients on, once over the whole text, which may be one that it generated.",
+                "causes=True needs gradients, and the model runs without a graph (torch.no_grad, torch.inference_mode, "
+                "model.generate).",
+                "call model(ids) with gradients on, once over the whole text, which may be one that it generated.",
             )
         self._warn_of_positions(named)
 
     def attended(self, layer: LayerCall, call: AttentionCall, dropout: float) -> Tensor:
-        """What a call of attention gives, (batch, heads, queries, d_v); recorded where its layer was chosen."""
+        """Compute a call's output, (batch, heads, queries, d_v), and record it if its layer was chosen."""
         if in_backward():
             return call.attended(dropout)
         if not self.running:  # a wrapper called its model's `forward`
@@ -79,7 +79,7 @@ class _Watching(Passes):
         return recording.attend(call, dropout)
 
     def _warn_of_positions(self, named: Mapping[str, Any]) -> None:
-        """Warn where a text begins with padding that the model counts as positions, since nothing says otherwise."""
+        """Warn if a text begins with padding that the model will count as positions, for want of position_ids."""
         mask: Any = named.get("attention_mask")
         begins = named.get("past_key_values") is None and getattr(mask, "ndim", 0) == 2
         if not begins or named.get("position_ids") is not None or bool(mask[:, 0].all()):
@@ -102,7 +102,7 @@ class _Watching(Passes):
         return Recording(call, self.wish, derivative)
 
     def take_tokens(self, ids: Any, source: Any) -> None:
-        """Add ids (batch, tokens), or their texts, to what is shown; an encoder's once."""
+        """Add ids (batch, tokens), or their texts, to `seen.tokens`; an encoder's only once."""
         seen, reader = self.seen, self.wish.tokenizer
         source = None if seen.source_tokens else source
         for rows, new in ((seen.tokens, ids), (seen.source_tokens, source)):
@@ -114,7 +114,7 @@ class _Watching(Passes):
                 row += more if reader is None else [reader.decode([token]) for token in more]
 
     def _check_chosen(self) -> None:
-        """At the block's end: raise where no attention was seen, or a chosen layer was not."""
+        """At the block's end, raise an error if no attention was seen, or a chosen layer was not."""
         if self.entered and not self.went_through:
             kinds = ", ".join(dict.fromkeys(kind for _, kind in self.unseen()))
             why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
@@ -125,10 +125,9 @@ class _Watching(Passes):
 
 
 def _counts_padding(model: Any) -> bool:
-    """Does padding before a text change what this model computes for it, unless it is given `position_ids`?
+    """Does padding before a text change the model's results, unless it is given `position_ids`?
 
-    It does not where only the distance of two positions counts (rotary embeddings), or where the model numbers its
-    positions by its ids or its mask.
+    Not if only distances of positions count (rotary embeddings), or if the model derives positions from ids or mask.
     """
     takes = any("position_ids" in signature(part.forward).parameters for part in models(model))
     kinds = {type(module) for module in model.modules()}

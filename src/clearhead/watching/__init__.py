@@ -1,8 +1,8 @@
-"""What was seen of a model's attention: the layers of a run, and tables of them. Neither PyTorch nor Transformers.
+"""What `ch.watch` saw of a model: its layers, and tables of them. Imports neither PyTorch nor Transformers.
 
 watch       ch.watch
-seen        what watch gives
-layer       one layer; naming: what it is called
+seen        Seen, the object that watch yields
+layer       one layer; naming: the names of layers
 effects     the tables of `seen.strongest`, `seen.verify` and `seen.summary`
-pieces      the tokens' texts, and their words and sentences; places: tokens by position, slice or word
+pieces      tokens as pieces of a text: words, sentences; places: finds tokens by position, slice or word
 """

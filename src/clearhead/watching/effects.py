@@ -1,4 +1,4 @@
-"""The tables of a watched run: the edges that did most, and a line for each head."""
+"""The tables of a watched run: the strongest edges, and a line for each head."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -18,7 +18,7 @@ from clearhead.words import Language, say
 
 
 class Edge(NamedTuple):
-    """One edge of one head, what cutting it changes g·o by, and what it was seen to change."""
+    """One edge of one head: the estimated change of g·o when it is cut, and the measured change."""
 
     layer: str
     batch: int
@@ -27,20 +27,20 @@ class Edge(NamedTuple):
     key: int
     value: float
     rest: Rest = "renormalise"  # where the edge's weight goes
-    truth: float | None = None  # of an edge that was verified
+    truth: float | None = None  # the measured change, once verified
 
 
 class Head(NamedTuple):
-    """Means over the batch's queries that are not padding; nan where a number is not known."""
+    """One head's means over the batch's queries that are not padding; nan for an unknown number."""
 
     layer: str
     head: int
     sink: float  # weight on the first key that is not padding
-    previous: float  # weight on the key before the query's own; queries that have one
-    diagonal: float  # weight on the query's own key
+    previous: float  # weight on the key before the query's position, over queries that have one
+    diagonal: float  # weight on the key at the query's position
     distance: float  # Σ_j a_ij·|i - j|
     entropy: float  # in nats
-    off: float = np.nan  # -Σ g·o: what switching the head off changes the number by, to first order
+    off: float = np.nan  # -Σ g·o: the change of the number when the head is switched off, to first order
 
 
 EDGES = {"head": 4, "batch": 5, "query": 6, "key": 6, "value": 11}  # the columns of tables, and their widths
@@ -53,10 +53,10 @@ One = TypeVar("One", bound=Any)  # Edge or Head
 class Lines(Tabular, list[One]):
     """A list of edges or heads that prints as a table of at most 80 columns, and is the same table in a notebook.
 
-    about     the key of its sentence
-    columns   the fields that are shown, and their widths; the bars show the last one
-    tokens    of edges: the texts of each one's query and key, where they are known
-    unseen    of heads: (path, class) of attention that was not seen
+    about     the key of its heading in words/
+    columns   the fields that are shown, and their widths; bars show the last one
+    tokens    for edges: the texts of each edge's query and key, "" if unknown
+    unseen    for heads: (path, class) of attention that was not seen
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Lines(Tabular, list[One]):
 
 
 def _cell(name: str, value: Any) -> str:
-    """A number as it is printed."""
+    """Format a table's cell."""
     if name in _DIGITS:
         return "-" if np.isnan(value) else fixed(value, *_DIGITS[name])
     return significant(value, 4) if isinstance(value, float) else str(value)
@@ -116,7 +116,7 @@ def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
     padding = None if layer.padding is None else as_host_array(layer.padding, "padding")[0]
     count, means = layer.q.shape[1], summarise_heads(layer.matrix(), layer.observation, padding, cross=layer.cross)
-    if layer.other_keys:  # which are near to no query
+    if layer.other_keys:  # an encoder's keys have no distance
         means["distance"] = [np.nan] * count
     off = [np.nan] * count
     with suppress(RuleError):  # there are no causes, or no backward pass has run

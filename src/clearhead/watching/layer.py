@@ -1,4 +1,4 @@
-"""One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
+"""Layer: one layer of a watched model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from clearhead.ops.observation import Observation
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer's attention: what was observed, and the arrays and rules of its matrix."""
+    """One layer's attention: its statistics, and the arrays and rules of its matrix."""
 
     name: str
     path: str  # the module's own name in the model
@@ -19,12 +19,12 @@ class Layer:
     q: Any  # (batch, heads, queries, d_k)
     k: Any  # (batch, kv_heads, keys, d_k)
     v: Any  # (batch, kv_heads, keys, d_v)
-    call: int = 1  # which call of that module in one forward pass, from 1 up
+    call: int = 1  # the number of this call of the module in one forward pass, from 1 up
     cross: bool = False
     padding: Any = None  # (batch, queries), True where a query is padding; or None
     note: str = ""  # why a mask is stored in full, or ""
-    other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
-    derivative: Any = None  # gives g, or raises; None where it was not watched
+    other_keys: int = 0  # merged attention: how many of the last keys are an encoder's, not the sequence's own
+    derivative: Any = None  # a function that returns g or raises; None without causes=True
 
     def __repr__(self) -> str:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
@@ -36,13 +36,13 @@ class Layer:
 
     @property
     def g(self) -> Any:
-        """The derivative that backward() brought by what each head puts out, before W_O: (batch, heads, queries, d_v).
+        """The gradient that backward() brought to each head's output, before W_O: (batch, heads, queries, d_v).
 
-        In the model's dtype; added up over backward passes, as PyTorch's `.grad` is, and 0 where the number does not
-        depend on an output. Raises RuleError where `watch` had no causes=True, and where no backward pass has run.
+        In the model's dtype; added up over backward passes like PyTorch's `.grad`, and 0 where the number does not
+        depend on an output. Raises RuleError if `watch` had no causes=True, or no backward pass has run.
         """
         if self.derivative is None:
-            raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
+            raise RuleError(f"layer {self.name} was watched without gradients.", "ch.watch(model, causes=True)")
         return self.derivative()
 
     def matrix(self) -> AttentionMatrix:

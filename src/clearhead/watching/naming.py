@@ -1,4 +1,4 @@
-"""What a watched layer is called: its number, its stack and its side, as the path of its module in the model says.
+"""Names a watched layer by its number, stack and side, all read from the path of its module in the model.
 
 transformer.h.3.attn                     3
 model.decoder.layers.5.self_attn         decoder.5, or decoder.5.self where some layers attend to another sequence
@@ -20,7 +20,7 @@ CROSS = ("cross", "encoder_attn", "encoderattn", "encdec")  # in the name of a m
 
 
 class ModulePath(NamedTuple):
-    """What the path of an attention module says."""
+    """What the path of an attention module tells."""
 
     stack: str  # the first part that names a stack of layers; "" where none does
     numbers: tuple[str, ...]  # the parts that are numbers; the first is the layer's
@@ -36,7 +36,7 @@ class ModulePath(NamedTuple):
 
 
 def text_of(stack: str, *, has_source: bool) -> str:
-    """Which text a stack's positions are of: the model's "own", its encoder's "source", or "" for none."""
+    """Which text a stack reads: the model's "own", the encoder's "source", or "" for none (images, audio)."""
     if stack == "encoder" and has_source:
         return "source"
     return "own" if stack in ("", "encoder", "decoder", "text_model", "language_model") else ""
@@ -49,7 +49,7 @@ class LayerCall(NamedTuple):
     number: int
     path: str
     name: str
-    choices: frozenset[str]  # all that chooses this layer: its name, path, numbers
+    choices: frozenset[str]  # every text by which a caller may choose this layer: its name, path, numbers
 
     @property
     def cross(self) -> bool:
@@ -68,22 +68,22 @@ class LayerNames:
         self._names: dict[str, str] = {}  # by path
 
     def name(self, path: str) -> str:
-        """A layer's number, its stack where there are several, its side; its path where that is taken or has none."""
+        """Number, stack if there are several, and side; the path if that name is taken or there is no number."""
         if path not in self._names:
             name = self._usual(path)
             self._names[path] = path if name in self._names.values() else name
         return self._names[path]
 
     def choices(self, path: str) -> set[str]:
-        """All that chooses this layer: name, path, number, and the number from its stack's end, "-1" the last."""
+        """Every text that chooses this layer: name, path, number, and number from the stack's end ("-1": the last)."""
         return {self.name(path), *self._numbers(path)}
 
     def possible(self, path: str) -> set[str]:
-        """All that may choose the layer of this module once it runs, whatever name it gets."""
+        """Every text that may choose this module's layer once it runs, whatever name it gets."""
         return {self._usual(path), *self._numbers(path)}
 
     def _usual(self, path: str) -> str:
-        """The name of a layer unless another one has it."""
+        """The name of a layer, unless another layer has it."""
         stack, numbers, cross = ModulePath.of(path)
         name = numbers[0] if numbers else path
         if numbers and self._several_stacks and stack:

@@ -9,21 +9,21 @@ import numpy as np
 
 from clearhead.errors import DtypeError
 
-_UNREADABLE = "\ufffd"  # what decoders write for a part of a character
+_UNREADABLE = "\ufffd"  # decoders write it for a part of a character
 _APART = ("CJK", "HIRAGANA", "KATAKANA", "THAI")  # written without spaces
 SENTENCE_END = re.compile(
     r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\n\s*\n\s*"
-)  # of a sentence, and the gap behind it
-_GAP = re.compile(r"\n\s*\n\s*")  # between paragraphs
+)  # the end of a sentence and the white space after it
+_GAP = re.compile(r"\n\s*\n\s*")  # the white space between paragraphs
 
 
 def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token's own text, so that together they are the text: with the spaces that decoding a token alone drops.
+    """Decode each token so that the pieces join to the text, with spaces that decoding a single token drops.
 
-    A token that holds a part of a character has "", and the last one of these has the character. O(tokens).
+    Where several tokens hold one character, the last gets the character and the others "". O(tokens).
     """
     pieces: list[str] = []
-    start = read = 0  # the text of ids[start:read] is known, and what follows is decoded behind it
+    start = read = 0  # the text of ids[start:read] is known; the next tokens are decoded after it
     for stop in range(1, len(ids) + 1):
         before, now = decode(list(ids[start:read])), decode(list(ids[start:stop]))
         if now.endswith(_UNREADABLE) and stop < len(ids) and stop - read < 4:
@@ -35,10 +35,10 @@ def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[st
 
 
 def words(pieces: Sequence[str]) -> list[int]:
-    r"""The number of each token's word. A token goes on with a word whose letters, digits or apostrophe it follows.
+    r"""The number of each token's word. A token continues a word if letters, digits or an apostrophe meet there.
 
-    Every other token begins a word: marks and line breaks are words too, as is each token of a script that has no
-    spaces. The page divides a text so as well (page/src/long/units.js).
+    Any other token begins a word: punctuation and line breaks are words too, as is each token of a script without
+    spaces. The page divides texts the same way (page/src/long/units.js).
 
     >>> words(["He", " doesn", "'t", " know", ",", "\n", "我", "们"])
     [0, 1, 1, 2, 3, 4, 5, 6]
@@ -46,7 +46,7 @@ def words(pieces: Sequence[str]) -> list[int]:
     numbers: list[int] = []
     number, before, parts = -1, "", 0
     for piece in pieces:
-        if not piece:  # a part of the character that a later token has
+        if not piece:  # part of a character that a later token completes
             parts += 1
             continue
         letters = bool(before) and all(category(x)[0] in "LMN" or x in "'’" for x in (before[-1], piece[0]))
@@ -60,7 +60,7 @@ def sentences(pieces: Sequence[str]) -> list[int]:
     r"""The number of each token's sentence.
 
     A sentence ends with . ! ? … before white space, with 。！？, and at an empty line; after "Mr." as well. A token
-    belongs to the sentence in which its first letter or mark stands.
+    belongs to the sentence of its first letter or mark.
 
     >>> sentences(["Who", "?", " He", " said", " 3", ".", "5", ".", "\n", "Yes"])
     [0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
@@ -78,7 +78,7 @@ def paragraphs(pieces: Sequence[str]) -> list[int]:
 
 
 def _numbered(pieces: Sequence[str], end: re.Pattern[str]) -> list[int]:
-    """The number of the part, each of which ends so, in which each token's first letter or mark stands."""
+    """Number the parts of a text that end as `end` matches, and return the part of each token's first mark."""
     ends = [match.end() for match in end.finditer("".join(pieces))]
     starts = np.cumsum([0, *map(len, pieces)])[:-1]
     gaps = [len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in pieces]
@@ -95,7 +95,7 @@ DIVISIONS: dict[str, Callable[[Sequence[str]], list[int]]] = {
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise DtypeError for something that makes no text of ids; None is no tokenizer."""
+    """Raise DtypeError unless the tokenizer has decode(list of ids); None means no tokenizer."""
     decodes = callable(getattr(tokenizer, "decode", None)) and not isinstance(tokenizer, (bytes, bytearray))
     if tokenizer is not None and not decodes:
         raise DtypeError(

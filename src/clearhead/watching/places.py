@@ -1,4 +1,4 @@
-"""Queries and keys of an edit: positions, slices, or words of the text."""
+"""Finds the queries and keys of an edit in the text: positions, slices or words."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,15 @@ One = int | str | slice
 Places = One | tuple[One, ...] | None
 
 WANTED = "a position, a slice, a word, or a list of these"
-_OPEN = 2**62  # a slice without a stop goes on into what the model generates
+_OPEN = 2**62  # a slice without a stop includes the tokens that the model generates
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The text that positions and words refer to: what a model is given first, before it generates anything.
+    """The text that positions and words refer to: what a model is given first, before it generates.
 
-    pieces   (batch, length): each token's own text, which follow one another; None where they are not known
-    why      why they are not known
+    pieces   (batch, length): each token's piece of the text; None if unknown
+    why      why they are unknown
     """
 
     length: int
@@ -37,12 +37,12 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where in a model's run a call of attention is.
+    """The place of an attention call in a model's run.
 
-    layer             the layer's name, as other runs have it
+    layer             the layer's name, as in other runs
     queries, keys     the positions of the call's queries and keys in their sequences
-    query_text, key_text   what positions and words of edits refer to
-    real              (batch or 1, queries), False where a query is padding; None where none is
+    query_text, key_text   the texts that an edit's positions and words refer to
+    real              (batch or 1, queries), False where a query is padding; None if none is
     """
 
     layer: str
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """The positions that an edit's queries or keys stand for; a row for each sequence of the batch, or one for all."""
+    """The positions of an edit's queries or keys: one row per sequence of the batch, or one for all."""
 
     points: tuple[Array, ...]
     slices: tuple[range, ...]
@@ -74,9 +74,9 @@ class Positions:
 
 
 def read_places(name: str, value: Any) -> Places:
-    """The queries or keys of an edit in their one form: lists become tuples.
+    """Read an edit's queries or keys; lists become tuples.
 
-    Raises DtypeError for a value of another kind, SelectionError where it is empty.
+    Raises DtypeError for a value of another kind, SelectionError if it is empty.
     """
     if value is None:
         return None
@@ -100,7 +100,7 @@ def read_places(name: str, value: Any) -> Places:
 
 
 def _read_place(name: str, value: Any) -> One | None:
-    """One position, word or slice; None for anything else."""
+    """Read one position, word or slice; None for anything else."""
     if is_whole(value):
         return int(value)
     if isinstance(value, str):
@@ -119,11 +119,11 @@ def _read_place(name: str, value: Any) -> One | None:
 
 
 def find(name: str, places: Places, text: Text) -> Positions:
-    """The positions of an edit's queries or keys in this text, which remembers them for the next layer.
+    """Find an edit's queries or keys in this text, which caches the positions for the next layer.
 
-    A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind
-    the text, goes on into what is generated. Raises SelectionError for a position or word that the text has not, and
-    for a word that it has several times.
+    Negative positions count from the text's end; a slice without a stop, or with a stop beyond the text, includes
+    generated tokens. Raises SelectionError for a position or word that is not in the text, and for a word that occurs
+    several times.
     """
     if id(places) not in text.searched:
         text.searched[id(places)] = places, _search(name, places, text)
@@ -140,7 +140,7 @@ def _search(name: str, places: Places, text: Text) -> Positions:
     if not words:
         return Positions((np.array(shared, np.int64),), slices)
     if text.pieces is None:
-        raise SelectionError(f"{name} is the word {words[0]!r}, and {text.why}.", "give positions, or tokenizer=…")
+        raise SelectionError(f"{name} is the word {words[0]!r}, but {text.why}.", "give positions, or tokenizer=…")
     rows = []
     for number, pieces in enumerate(text.pieces):
         which = f" of sequence {number}" if len(text.pieces) > 1 else ""
@@ -152,7 +152,7 @@ def _search(name: str, places: Places, text: Text) -> Positions:
 def _position(name: str, place: int, length: int) -> int:
     if not -length <= place < length:
         raise SelectionError(
-            f"{name} has position {place}, and the text has {length} tokens.",
+            f"{name} has position {place}, but the text has {length} tokens.",
             f"{name}=slice({place}, {place + 1}) waits until the model has generated it." if place >= 0 else "",
         )
     return place % length
@@ -166,7 +166,7 @@ def _range(place: slice, length: int) -> range:
 
 
 def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[int]:
-    """The tokens that a word of the text is made of."""
+    """Find the tokens that make up a word of the text."""
     text, ends = "".join(pieces), list(accumulate(map(len, pieces)))
     starts = list(_whole_words(text, word))
     numbered = re.fullmatch(r"(.+)#(\d+|all)", word, re.DOTALL)
@@ -178,26 +178,26 @@ def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[
         near = [other for other in get_close_matches(word, set(re.findall(r"\w+", text)), n=1) if other != word]
         meant = f"did you mean {near[0]!r}? " if near else ""
         raise SelectionError(
-            f"{name} is the word {word!r}, and the text{which} has no such word.",
-            f"{meant}Words are found whole, and by upper and lower case.",
+            f"{name} is the word {word!r}, but the text{which} has no such word.",
+            f"{meant}Give whole words, with upper and lower case as in the text.",
         )
     if chosen == "all":
         return [token for start in starts for token in _tokens(pieces, ends, start, start + len(word))]
     if not chosen and len(starts) > 1:
         raise SelectionError(
-            f"{name} is the word {word!r}, and the text{which} has it {len(starts)} times.",
-            f"{word + '#1'!r} is the first, {word + '#all'!r} all of them.",
+            f"{name} is the word {word!r}, but the text{which} has it {len(starts)} times.",
+            f"{word + '#1'!r} is the first, {word + '#all'!r} means all of them.",
         )
     number = int(chosen or 1)
     if not 1 <= number <= len(starts):
         times = f"{len(starts)} times" if len(starts) > 1 else "once"
-        raise SelectionError(f"{name} is {f'{word}#{chosen}'!r}, and the text{which} has {word!r} {times}.")
+        raise SelectionError(f"{name} is {f'{word}#{chosen}'!r}, but the text{which} has {word!r} {times}.")
     start = starts[number - 1]
     return _tokens(pieces, ends, start, start + len(word))
 
 
 def _whole_words(text: str, word: str) -> Iterator[int]:
-    """Where the text has this word, not as a part of a longer one."""
+    """Yield where the text has this word, but not as part of a longer one."""
     start = text.find(word)
     while start >= 0:
         stop = start + len(word)
@@ -213,7 +213,7 @@ def _joined(a: str, b: str) -> bool:
 
 
 def _tokens(pieces: Sequence[str], ends: list[int], start: int, stop: int) -> list[int]:
-    """The tokens that have a part of text[start:stop], with those before that hold a part of its first character."""
+    """The tokens that overlap text[start:stop], and those before that hold part of its first character."""
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left"))
     while first and not pieces[first - 1]:

@@ -1,4 +1,4 @@
-"""What `ch.watch` saw of a model: the attention of each layer, with its queries, keys and rules."""
+"""Seen: what `ch.watch` saw of a model, each layer's attention with its queries, keys and rules."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ _NAMES: dict[str, Literal["tokens", "sources", ""]] = {"own": "tokens", "source"
 class Seen(Display):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
-    A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
-    All arrays are (batch, heads, …); generated tokens follow one another along the queries. `len(seen)` is the number
-    of layers, and iterating gives each layer's Observation.
+    Name a layer by its number, or by its name if a model has several stacks: `seen.layers` lists the names. All arrays
+    are (batch, heads, …); generated tokens continue the queries. `len(seen)` is the number of layers, and iterating
+    gives each layer's Observation.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -55,7 +55,7 @@ class Seen(Display):
 
     @property
     def layers(self) -> list[str]:
-        """The names of what was seen, in the order in which the layers ran; "0#2" is layer 0 run a second time."""
+        """The names of the layers that ran, in that order; "0#2" is layer 0 run a second time."""
         return list(self.parts)
 
     def __len__(self) -> int:
@@ -88,24 +88,24 @@ class Seen(Display):
         return self.layer(layer).matrix()
 
     def contributions(self, layer: int | str) -> "EffectMatrix":
-        """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
+        """Return each edge's contribution along g, a_ij·(g_i·v_j), (batch, heads, queries, keys), never stored.
 
-        g_i is the derivative, which loss.backward() brought, by what the head puts out for query i, before W_O. A row's
-        sum is g_i·o_i. `ch.watch(model, causes=True)` keeps g. Axes as in `seen.matrix(layer)`.
-        Raises SelectionError for an unknown layer; RuleError where `watch` had no causes=True, no backward pass has
-        run, or none could reach the layer.
+        g_i is the gradient that loss.backward() brought to the head's output for query i, before W_O; `ch.watch(model,
+        causes=True)` keeps it. A row sums to g_i·o_i. Axes as in `seen.matrix(layer)`.
+        Raises SelectionError for an unknown layer; RuleError if `watch` had no causes=True, no backward pass has run,
+        or none could reach the layer.
         """
         chosen = self.layer(layer)
         g = chosen.g
         return chosen.matrix().contributions(chosen.v, g)
 
     def cut_effects(self, layer: int | str, *, rest: Rest = "renormalise") -> "EffectMatrix":
-        """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
+        """Return the change of g_i·o_i when query i may not see key j, (batch, heads, queries, keys), never stored.
 
-        Exact at the head's output, its row renormalised, or with rest="first" the edge's weight moved to the first
-        token, where idle heads rest (to a learned sink where there is one); what comes after the head is taken to first
-        order. Raises what `contributions` raises, UnknownNameError for another rest, RuleError for "first" where a text
-        begins with padding.
+        The row is renormalised, or with rest="first" the edge's weight moves to the first token, on which idle heads
+        rest (or to the learned sink). Exact at the head's output; all that follows is taken to first order.
+        Raises as `contributions`; UnknownNameError for any other `rest`; RuleError for "first" if a text begins with
+        padding.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -125,14 +125,14 @@ class Seen(Display):
         return chosen.matrix().cut_effects(chosen.v, g, rest=rest)
 
     def strongest(self, k: int = 20, *, rest: Rest = "renormalise") -> Lines[Edge]:
-        """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
+        """Return the k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
 
-        Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. Renormalised, edges to the
-        first token often come first; rest="first" says what a row takes from elsewhere. Beyond the head, effects are of
-        first order: they hold in the last layers, where few steps follow, and of large models can have the wrong sign
-        elsewhere. So `seen.verify` them, and ask `ch.explain` which part of a text made an answer.
-
-        Raises RuleError unless k is a positive integer, and what `cut_effects` raises. O(queries·keys·(d_k + d_v)) for
+        Each is (layer, batch, head, query, key, value, rest), the largest magnitude first. With the default `rest`,
+        edges to the first token often lead; rest="first" shows what a row takes from elsewhere. Beyond the head,
+        effects are first-order estimates: good in the last layers, where few steps follow; in earlier layers of large
+        models even the sign can be wrong. So check them with `seen.verify`, and ask `ch.explain` which part of a text
+        made an answer.
+        Raises RuleError unless k is a whole number from 1 up, and as `cut_effects`. O(queries·keys·(d_k + d_v)) for
         each layer and head, O(k) memory.
         """
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
@@ -145,15 +145,15 @@ class Seen(Display):
         return Lines(edges, "edges table", EDGES, map(self._tokens_of, edges))
 
     def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Lines[Edge]:
-        """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
+        """Cut each edge in a run of its own and compare with its estimate; prints a table with their rank correlation.
 
-        edges   of `seen.strongest`, or some of them
-        run     runs the model on the same text and returns the number whose derivative was taken
+        edges   the result of `seen.strongest`, or some of its edges
+        run     a function without arguments that runs the model on the same text and returns the number whose gradient
+                was taken
 
-        `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad, its
-        weight going where the estimate says (an edge's `rest`). Each line is the edge with its truth: the number with
-        the cut, less the number without.
-        Raises RuleError where several texts were watched together or the model is gone, and what `ch.change` raises.
+        Calls `run` once, then once per edge with that edge cut by `ch.change`, under no_grad; the edge's `rest` says
+        where its weight goes. Each edge returned has its `truth`: the number with the cut minus the number without.
+        Raises RuleError if several texts were watched together or the model no longer exists, and as `ch.change`.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -167,19 +167,19 @@ class Seen(Display):
         model = None if self.watched is None else self.watched()
         if model is None:
             raise RuleError(
-                "the model that was watched is gone: there is nothing to run again.",
-                "verify while the model is there.",
+                "the model that was watched no longer exists, so it cannot run again.",
+                "call seen.verify while you hold the model.",
             )
         verified = load_module("hf.changing").verified
         return verified(model, edges, run, max((len(self.layer(name).q) for name in self.layers), default=0))
 
     def summary(self) -> Lines[Head]:
-        """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
+        """Return a Head per head: weight on the first, the previous and its own token, distance, entropy; a table.
 
-        Distance is in tokens, entropy in nats. With causes=True and a backward pass, `off` is -Σ g·o, the effect of
-        switching the head off, over queries and batch items; first order holds as for `strongest`, and the heads of
-        `ch.explain` were switched off in runs. O(queries) for each head where distance and entropy were observed and
-        there are no causes, else O(queries·keys·(d_k + d_v)).
+        Distance is in tokens, entropy in nats. With causes=True and a backward pass, `off` is -Σ g·o over queries and
+        batch items, the first-order effect of switching the head off (`ch.explain` switches heads off in real runs).
+        O(queries) per head if distance and entropy were observed and there are no causes, else
+        O(queries·keys·(d_k + d_v)).
         """
         heads = [line for name in self.layers for line in heads_of(self.layer(name))]
         caused = any(head.off == head.off for head in heads)
@@ -187,7 +187,7 @@ class Seen(Display):
 
     def __shown__(self, batch: int, v: Any = None) -> ShownRun:
         if v is not None:
-            raise RuleError("v is for the page of an AttentionMatrix.", "leave it out: a watched run has its own.")
+            raise RuleError("v was given, but a watched run has its own v.", "leave v out.")
         results = []
         for name in self.layers:
             layer = self.layer(name)
@@ -226,7 +226,7 @@ class Seen(Display):
         return query_word, str(key[edge.key]) if len(key) == layer.observation.keys else ""
 
     def _text_of(self, name: str) -> str:
-        """Which text the queries of a layer are of: the model's "own", its encoder's "source", or "" for none."""
+        """Which text a layer's queries come from: the model's "own", its encoder's "source", or "" for none."""
         return text_of(ModulePath.of(self.layer(name).path).stack, has_source=bool(self.source_tokens))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

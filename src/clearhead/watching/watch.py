@@ -1,4 +1,4 @@
-"""`ch.watch`: a model's attention observed while it runs inside a block."""
+"""`ch.watch`: observes a model's attention while it runs inside a block."""
 
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ _OPTIONS = ("layers", "causes", "tokenizer")
 
 
 class Wish(NamedTuple):
-    """What `ch.watch` was asked for; statistics with the log-sum-exp."""
+    """The arguments of `ch.watch`; statistics include the log-sum-exp."""
 
     statistics: dict[str, Any]
     layers: list[int | str] | None
@@ -30,9 +30,9 @@ class Wish(NamedTuple):
 
 
 def room_of(model: Any, tokenizer: Any) -> tuple[str, Any, Any]:
-    """The room that watches and changes a model, `hf` or `models`, what it takes of the model, and the tokenizer."""
+    """Choose the package that watches and changes a model, `hf` or `models`; return it, inner model and tokenizer."""
     check_tokenizer(tokenizer)
-    if not hasattr(model, "differentiated"):  # it is no LanguageModel
+    if not hasattr(model, "differentiated"):  # not a LanguageModel
         return "hf", model, tokenizer
     if hasattr(model, "decoder"):
         return "models", model, tokenizer
@@ -51,44 +51,43 @@ def watch(
     tokenizer: Any = None,
     **statistics: Unpack[Watched],
 ) -> Iterator[Seen]:
-    """Observe every attention of a model while it runs inside the block; then it is as it was before.
+    """Observe every attention of a model while it runs inside the block; afterwards the model is as before.
 
     model      any Transformers model whose attention goes through its AttentionInterface, or a module that holds one;
-               any float dtype, CPU or GPU. Or a model of `ch.load_model`: a decoder in NumPy runs by `model.run(text)`
-               once in the block, and has no causes; of one that runs in Transformers, `model.inner` is watched
-    statistics as in `AttentionMatrix.observe`; logsumexp always is observed:
+               any float dtype, CPU or GPU. Or a model from `ch.load_model`: one that runs in NumPy must call
+               `model.run(text)` once in the block, and has no causes; of one in Transformers, `model.inner` is watched
+    statistics as in `AttentionMatrix.observe`; logsumexp is always observed:
 
         STATISTICS
 
-    layers     which layers to observe, by number (negative ones count from each stack's end) or name; None is all.
-               The others cost what attention costs.
-    causes     keep the derivative g that backward() brings by each head's output: for `seen.cut_effects(layer)`,
+    layers     the layers to observe, by number (negative ones count from each stack's end) or name; None is all.
+               Other layers cost only their attention
+    causes     keep the gradient g that backward() brings to each head's output, for `seen.cut_effects(layer)`,
                `seen.strongest(20)` and others
-    tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids). None: of a model of
-               `ch.load_model` its own
+    tokenizer  decodes the ids in `seen.tokens` to texts; anything with decode(list of ids). A model from
+               `ch.load_model` uses its own by default
 
-    Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
-    …). A block holds one sequence or batch: the steps of `model.generate` follow one another along the queries. The
-    model computes what it computed before, but for rounding; queries that see only padding get 0, where eager attention
-    takes the mean of everything. In training mode dropout acts on the output as before, and the weights are observed
-    before dropout. Masks stay rules (causal, window, padding, segments); `seen.layer(i).note` says where a model's own
-    mask has to be stored.
-    A module that attends several times in one forward pass (layers that share their weights, images or windows one
-    after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
+    Yields a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads,
+    queries, …). A block holds one sequence or batch; the steps of `model.generate` continue it along the queries. The
+    model's results stay the same up to rounding, except that queries that see only padding give 0, where eager
+    attention gives the mean of everything. In training mode, dropout acts on the output as before; weights are observed
+    before dropout. Masks become rules (causal, window, padding, segments); if a model's mask has to be stored,
+    `seen.layer(i).note` says so.
+    A module that attends several times in one forward pass (shared weights, several images or windows) is a layer for
+    each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Merged attention (T5Gemma2: a decoder's keys and an encoder's in one softmax) is one layer whose last
-    `seen.layer(i).other_keys` keys are the encoder's; it is watched in one forward pass.
-    Attention that does not go through the interface is not seen: the model's numbers are right all the same,
-    `seen.unseen` lists it, and a UserWarning says so when the block ends.
-    With causes=True run the model with gradients on and call loss.backward(), inside the block or after it (where
-    layers are checkpointed, inside); parameters may be frozen. Each forward pass gets the derivative by its own
-    outputs. As `.grad`, g adds up over backward passes, and is 0 for a layer that the number does not depend on.
-    Time is that of attention without watching, O(queries·keys·d_k) for each head, and one more such pass where
-    received, peak or image is observed. Memory is that of queries, keys and values; never O(queries·keys), unless a
-    note says so.
-    Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for a statistic that there is not,
-    SelectionError for layers that do not exist, DtypeError for a model or tokenizer that cannot be used,
-    RuleError where the model's attention cannot be watched, or a second sequence begins; with causes=True where no
-    graph is recorded, before a layer runs, or weights have dropout.
+    `seen.layer(i).other_keys` keys are the encoder's; watch it in one forward pass.
+    Attention that does not go through the interface is not seen, though the model's results stay right: `seen.unseen`
+    lists it, and a UserWarning says so when the block ends.
+    With causes=True, run the model with gradients on and call loss.backward(), inside the block or after it (inside, if
+    layers are checkpointed); parameters may be frozen. Like `.grad`, g adds up over backward passes, and is 0 for a
+    layer that the number does not depend on.
+    Takes the time of attention, O(queries·keys·d_k) per head, and one more such pass if received, peak or image is
+    observed. Keeps queries, keys and values in memory; never O(queries·keys), unless a note says so.
+    Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for an unknown statistic, SelectionError
+    for layers that do not exist, DtypeError for an unsuitable model or tokenizer, RuleError if the model's attention
+    cannot be watched or a second sequence begins; with causes=True, also if no graph is recorded, before any layer
+    runs, or if weights have dropout.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
