@@ -1,4 +1,4 @@
-"""The command line's arguments: those of every command, their help, and their errors."""
+"""The command line's arguments: options of every command, their help, and their errors."""
 
 import argparse
 import re
@@ -16,9 +16,9 @@ _IN_ENGLISH = ("bench", "info")  # commands without --lang
 
 
 class _Parser(argparse.ArgumentParser):
-    """The parser of the program, or of one of its commands, which argparse makes of the same class.
+    """The parser of the program or of one of its commands, for which argparse uses the same class.
 
-    What it says of itself, of each option and of a group is in words/help.toml, under its and the option's name.
+    The help of commands, options and groups is in words/help.toml, under their names.
     """
 
     def __init__(self, language: Language, command: str = "clearhead", **options: Any) -> None:
@@ -34,28 +34,28 @@ class _Parser(argparse.ArgumentParser):
             group.title = self.words(f"{command} {group.title}", group.title or "")
 
     def words(self, *keys: str) -> str:
-        """The sentence of the first of these keys that has one."""
+        """The sentence of the first of these keys that words/help.toml has."""
         sentences = table("help")
         return sentences[next(key for key in keys if key in sentences)][self.language]
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
-        """An option or a positional argument, with its help, in the group that it begins or that was begun."""
+        """Add an option or a positional argument, with its help, to the group that it begins or that is open."""
         if title := table("help").get(f"{self.command} from {names[0]}"):
             self.group = self.add_argument_group(title[self.language])
         return self.group.add_argument(*names, help=self.words(f"{self.command} {names[0]}", names[0]), **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print one line and exit with code 2; argparse would print the usage before it."""
+        """Print one line and exit with code 2; argparse would print the usage first."""
         complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Let an error of writing the help be raised; argparse would ignore it."""
+        """Write the help; unlike argparse's own method, raise if writing fails."""
         (file or sys.stdout).write(message)
 
 
 class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
-    """Help whose lines break where a terminal's columns end: a Chinese character takes two."""
+    """A help formatter that breaks lines by a terminal's columns, of which a Chinese character takes two."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         super().add_usage(usage, actions, groups, table("help")["usage"]["zh"] if prefix is None else prefix)
@@ -67,11 +67,11 @@ class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
     def format_help(self) -> str:
         return re.sub(
             r"^(\S+):$", r"\1：", super().format_help(), flags=re.MULTILINE
-        )  # argparse puts its own colon there
+        )  # argparse writes an ASCII colon there
 
 
 def _name(text: str) -> str:
-    """The name of a file or model, or names with commas; not empty."""
+    """Read the name of a file or model, or several separated by commas; not empty."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: leave it out for its default")
     if "\0" in text:
@@ -88,10 +88,10 @@ def _whole(text: str) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    """Whole numbers with commas, such as 1,8."""
+    """Read whole numbers separated by commas, such as 1,8."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, such as 1,8, not {text[:30]!r}")
+        raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, such as 1,8, not {text[:30]!r}")
     return [int(part) for part in parts]
 
 
@@ -100,7 +100,7 @@ def _text(metavar: str, **more: Any) -> dict[str, Any]:
 
 
 def _edit(name: str, form: str, **more: Any) -> dict[str, Any]:
-    """An option that adds its name and value to `edits`, so that edits keep their order."""
+    """An option that appends its name and value to `edits`, which keeps the order of edits."""
     return {"dest": "edits", "action": "append", "type": lambda text: (name, text), "metavar": form, **more}
 
 
@@ -157,21 +157,21 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
 OF_ANSWER = frozenset(("why", "against", "answer", "word", "parts", "trust", "all"))  # about the answer
 EXAMPLE = 'clearhead explain "humpty dumpty sat on"'
 _ANY = "|".join(("way", *sorted(OF_ANSWER)))
-_LONE = "--{other} is for what follows a whole text, not for --{name}."
-_MISSING = "expected TEXT or --file, one of them."
-_EDITS = "--cut, --boost and --off compare what the model says next, without --{name}."
-_CONFLICTS = (  # of explain: options that are set (one of a|b), others that are not, what is wrong then, a hint
+_LONE = "--{other} explains what follows the whole text, so it cannot go with --{name}."
+_MISSING = "expected either TEXT or --file."
+_EDITS = "--cut, --boost and --off cannot go with --{name}."
+_CONFLICTS = (  # of explain: options that are all set (one of a|b), options none of which is set, the error, its hint
     ("target", "text file chat", "expected TEXT: {token!r} follows --why.", "clearhead explain TEXT --why"),
-    ("target answer", "", "--why {token} and --answer are given together.", "one of them."),
+    ("target answer", "", "--why {token} and --answer are given together.", "leave one of them out."),
     ("", "text file chat", _MISSING, EXAMPLE),
     ("text file", "", _MISSING, EXAMPLE),
     ("text chat", "", "TEXT and --chat are given together.", 'clearhead explain --chat "MESSAGE"'),
-    ("system", "chat", "--system is for --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
+    ("system", "chat", "--system needs --chat.", 'clearhead explain --system "be short" --chat "MESSAGE"'),
     (f"{_ANY} token", "", _LONE, "end TEXT with that token."),
     (f"edits {_ANY}|generate|html|steps|token", "", _EDITS, 'clearhead explain TEXT --cut "on>sat"'),
-    ("rest", "cut", "--rest is for --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
+    ("rest", "cut", "--rest needs --cut.", 'clearhead explain TEXT --cut "on>sat" --rest first'),
 )
-_SHOWN = (  # of explain: a part, options of which one is set, and others that are not
+_SHOWN = (  # of explain: a part, options one of which is set, options none of which is set
     ("alone", "token", ""),  # steps without the answer
     ("steps", "steps all", ""),
     ("steps", "layer head", ""),
@@ -181,7 +181,7 @@ _SHOWN = (  # of explain: a part, options of which one is set, and others that a
 
 
 def asked_for(options: argparse.Namespace) -> set[str]:
-    """The options of explain that are set; FileError where two clash."""
+    """The options of explain that are set. Raises FileError if two clash."""
     asked = {name for name, value in vars(options).items() if value is not None and value is not False}
     asked -= set() if options.generate else {"generate"}
     asked |= {"target"} if isinstance(options.why, str) else set()
@@ -195,9 +195,9 @@ def asked_for(options: argparse.Namespace) -> set[str]:
 
 
 def shown(asked: set[str]) -> set[str]:
-    """The parts of explain that are shown for these options: "answer", "way", "steps"; "alone", steps without answer.
+    """The parts that explain shows for these options: "answer", "way", "steps", or "alone" for steps without answer.
 
-    Where none is, the answer is shown too.
+    An empty set shows the answer.
     """
     return {
         part
@@ -207,7 +207,7 @@ def shown(asked: set[str]) -> set[str]:
 
 
 def read(arguments: list[str]) -> argparse.Namespace:
-    """The arguments as values; exits with code 2 and one line about what is wrong."""
+    """Parse the arguments; for wrong ones, print one line and exit with code 2."""
     language = _language(arguments)
     parser = command_line(language)
     first = arguments[0] if arguments else ""
@@ -221,7 +221,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 
 def _language(arguments: list[str]) -> Language:
-    """That of --lang, or of the locale where standard output can show it."""
+    """The language of --lang, or of the locale if standard output can show it."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--lang", nargs="?")
     asked = parser.parse_known_args(arguments)[0].lang
@@ -231,7 +231,7 @@ def _language(arguments: list[str]) -> Language:
 
 
 def command_line(language: Language = "en") -> argparse.ArgumentParser:
-    """The parser of all commands; its help in the language asked for."""
+    """Make the parser of all commands, with help in this language."""
     parser = _Parser(language, prog="clearhead")
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     parser.add_argument("--lang", choices=LANGUAGES)

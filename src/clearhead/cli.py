@@ -1,4 +1,4 @@
-"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose, view, bench, info, models.
+"""The command line: runs explain, shapes, scale, learn, trace, diagnose, view, bench, info and models.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_targets(options: argparse.Namespace) -> None:
-    """Raise before the work where its result could not be written after it."""
+    """Raise FileError before the work if its result could not be written afterwards."""
     targets = [getattr(options, name, None) for name in ("json", "html")]
     if targets == ["-", "-"]:
         raise FileError("--json - and --html - both write to standard output.", "name a file for one of them.")
@@ -95,7 +95,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace) -> Any:
-    """The text, or with --chat the messages, of which a file's text is the beginning of the user's."""
+    """The text, or with --chat the messages; a file's text begins the user's message."""
     if options.chat is None:
         return options.text
     content = options.chat if options.text is None else f"{options.text.strip()}\n\n{options.chat.strip()}"
@@ -104,9 +104,9 @@ def _prompt(options: argparse.Namespace) -> Any:
 
 
 def _answered(options: argparse.Namespace, asked: set[str]) -> int:
-    """Say why the answer follows, then what more is asked for.
+    """Print why the answer follows, then what the options request besides.
 
-    There are steps alone for a chosen token, what is generated, and a model that says no next token.
+    Only steps are shown for a chosen token, a generated text, and a model that predicts no next token.
     """
     from clearhead.models.finding import load_model
 
@@ -120,10 +120,10 @@ def _answered(options: argparse.Namespace, asked: set[str]) -> int:
         except (RuleError, SelectionError) as error:
             if of_answer or way:
                 raise
-            steps |= isinstance(error, RuleError)  # else nothing of the text can be hidden: its opening is shown
+            steps |= isinstance(error, RuleError)  # a SelectionError: no part of the text can be hidden
     trust = cause.trust() if cause is not None and options.trust else None
     seen = None
-    page = cause if asked.isdisjoint(("layer", "head")) else None  # which opens with what made the answer
+    page = cause if asked.isdisjoint(("layer", "head")) else None  # a page that opens with what made the answer
     if steps or way or page is None or ("json" in asked and not of_answer):
         seen = _seen(options, model, cause if steps or way else None)
     result: Any = cause if cause is not None and (of_answer or seen is None) else seen
@@ -149,7 +149,7 @@ def _answered(options: argparse.Namespace, asked: set[str]) -> int:
 
 
 def _changed(options: argparse.Namespace) -> int:
-    """Say what the model says next without and with the edits."""
+    """Print what the model says next without and with the edits."""
     from clearhead.changing.edits_text import edits_from_options
     from clearhead.explaining.texts import read
     from clearhead.models.finding import load_model
@@ -167,7 +167,7 @@ def _changed(options: argparse.Namespace) -> int:
 
 
 def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -> "Explanation":
-    """Why an answer follows the text, or the chat; what is known before all of it is printed at once."""
+    """Explain why an answer follows the text, or the chat; prints each finding as soon as it is known."""
     from clearhead.explaining.explain import explain
     from clearhead.explaining.texts import read
     from clearhead.report import answered
@@ -192,7 +192,7 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
 
 
 def _seen(options: argparse.Namespace, model: Any, cause: "Explanation | None") -> "HeadSteps":
-    """One token of a text in the chosen head, or in the one that carries the answer."""
+    """The steps of one token of a text in the chosen head, or in the head that carries the answer."""
     from clearhead.explaining.steps import steps_of_text
 
     chosen = {"layer": options.layer, "head": options.head, "token": options.token}
@@ -227,7 +227,7 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *, served: bool = False) -> Any:
-    """The document of a page of every head; its title is the file's name, bytes that are not UTF-8 replaced."""
+    """Make the document of a page of every head; its title is the file's name, with undecodable bytes replaced."""
     from clearhead.view.long import document
 
     title = Path(path).name.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""A few cases on every engine of this machine, checked against the reference, then timed by turns."""
+"""Runs a few cases on every engine of this machine, checks them against the reference, then times them in turns."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +24,13 @@ from clearhead.tables import aligned
 
 Call = Callable[[], object]
 SLOW_ROUNDS = 1
-CHECKED = 16  # so many of the last queries are compared with the reference
+CHECKED = 16  # how many of the last queries are compared with the reference
 SLACK = {"float32": 1e-4, "bfloat16": 3e-2}  # largest error allowed, relative to the largest output
 OBSERVED: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True}
 
 
 class Case(NamedTuple):
-    """One problem of d_k = d_v = 64: as many queries as keys, or one query for decoding."""
+    """One problem with d_k = d_v = 64."""
 
     name: str
     heads: int
@@ -66,9 +66,9 @@ def self_check(cases: tuple[Case, ...] = CASES) -> None:
 
 
 def measured(case: Case) -> tuple[str, float, dict[str, float]]:
-    """Check and time one case: the chosen engine, its seconds, and how many times as fast it is as each of the others.
+    """Check and time one case; return the chosen engine, its seconds, and how many times as fast as others it is.
 
-    PyTorch is one of them where it is installed. Raises as `self_check`.
+    The others include PyTorch if it is installed. Raises as `self_check`.
     """
     rng = np.random.default_rng(0)
     sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
@@ -85,7 +85,7 @@ def measured(case: Case) -> tuple[str, float, dict[str, float]]:
         if not error <= SLACK[case.dtype]:
             off = significant(error, 2)
             raise EngineError(f"the {name} engine is off by {off} in `{case.name.strip()}`.", "clearhead info")
-    theirs = None if case.observed or not find_spec("torch") else _theirs(case, arrays)  # it computes no statistics
+    theirs = None if case.observed or not find_spec("torch") else _theirs(case, arrays)  # PyTorch has no statistics
     if theirs is not None and _error(theirs(), truth) <= SLACK[case.dtype]:
         calls["torch"] = theirs
     timings = interleaved(calls, rounds=5, slice_seconds=0.05)
@@ -132,16 +132,16 @@ def _error(output: Any, truth: Array) -> float:
     return float(np.abs(result - truth).max() / np.abs(truth).max())
 
 
-# ── interleaved timing: all contestants take turns in every round, in one process ──
+# ── interleaved timing: all engines take turns in every round, in one process ──
 #
-# A library's threads may keep spinning for tens of milliseconds after its last call, on cores that the next contestant
-# needs. So each contestant waits until the process is idle, and warms up, before it is timed.
+# A library's threads may keep spinning for tens of milliseconds after its last call, on cores that the next engine
+# needs. So each engine waits until the process is idle, and warms up, before it is timed.
 
 
 def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, list[float]]:
     """Time each call in every round, in rotating order, each for about `slice_seconds`; the first call is ours.
 
-    Gives the seconds of a call in each round.
+    Returns the seconds per call in each round, by name.
 
     If our call takes longer than a slice, half the rounds are run. A call that takes more than a second, and more than
     four times as long as ours, is timed in the first round only.

@@ -1,1 +1,1 @@
-"""How diagnose finds a mistake: the textbook as data (recipe), what it gives (workings), the catalogue, the search."""
+"""`ch.diagnose`: the textbook's attention as data (recipe), its numbers (workings), the catalogue and the search."""

@@ -1,7 +1,7 @@
-"""What a recipe changes before there are scores: queries, keys and values, and the rules.
+"""Applies a recipe's changes before the scores: to queries, keys and values, and to the rules.
 
-A layer's projections come first, then one change after the other. Rules are changes of a Problem's fields, and what no
-rule can say, as more visibility; "missing" leaves any rule out, by the table of rules.
+A layer's projections come first, then one change after the other. Rules change by a Problem's fields or, where no rule
+can express it, by visibility; "missing" leaves a rule out.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS, RULES, take
 from clearhead.diagnosing.recipe import Diagnosed, Recipe, Rows
 
-_CACHE_BYTES = 2**26  # of shared intermediates
+_CACHE_BYTES = 2**26  # the most bytes of shared intermediates
 Heads = tuple[Array, Array, Array]  # q, k and v, (batch, heads, tokens, width)
 
 
 class Workings:
     """Computes recipes on the same inputs; `precision` is the dtype of a plain run, None the truth in float64.
 
-    With `rounded_sums` its rows' log-sum-exps are off by rounding. Steps in `given` are what they are there, whole, and
-    are not computed. What several recipes share is computed once.
+    With `rounded_sums`, the rows' log-sum-exps are off by rounding. Steps in `given` are taken from there, for all
+    rows, instead of computed. Intermediates that several recipes share are computed once.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Workings:
         self.precision, self.rounded_sums = precision, rounded_sums
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._made: dict[Any, Any] = {}
-        self._bytes = 0  # of these
+        self._bytes = 0  # of `_made`
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """A shared intermediate, computed when it is first needed; all are dropped where they become too many."""
+        """Return a shared intermediate, computed when first needed; if they exceed _CACHE_BYTES, all are dropped."""
         if key not in self._made:
             made = make()
             self._bytes += sum(x.nbytes for x in made) if isinstance(made, tuple) else made.nbytes
@@ -56,13 +56,13 @@ class Workings:
         return self._made[key]
 
     def rounded(self, x: Array) -> Array:
-        """A step's result, rounded to the dtype of the plain run."""
+        """Round a step's result to the dtype of the plain run."""
         if self.precision is None or self.precision.itemsize > 2:
             return x.astype(self.dtype, copy=False)
         return x.astype(self.precision).astype(np.float32)
 
     def operands(self, recipe: Recipe) -> Heads:
-        """What serves as q, k and v, each (batch, its heads, tokens, width)."""
+        """The arrays that serve as q, k and v, each (batch, its heads, tokens, width)."""
         key = recipe.key(OPERANDS)
         made: Heads = self.once(("operands", key), lambda: self._operands(recipe))
         return made
@@ -78,8 +78,8 @@ class Workings:
         return q, k, v
 
     def _projected(self, recipe: Recipe) -> Heads:
-        """X·W + b of each, its heads split; or the arrays as they were given."""
-        names = recipe["order"] or "qkv"  # which array, or which of a layer's matrices, serves as each
+        """Project X·W + b and split heads; or take the arrays as they were given."""
+        names = recipe["order"] or "qkv"  # the arrays, or a layer's matrices, that serve as q, k and v
         given, layer = {name: getattr(self.inputs, name) for name in "qkv"}, self.inputs.layer
         if layer is None:
             q, k, v = (given[name].astype(self.dtype, copy=False) for name in names)
@@ -90,7 +90,7 @@ class Workings:
         return q, k, v
 
     def _product(self, recipe: Recipe, name: str, tokens: Array) -> Array:
-        """What W and b of `name` make of tokens, (batch, tokens, heads·width)."""
+        """Project tokens by W and b of `name`: (batch, tokens, heads·width)."""
         layer, turned = self.inputs.layer, recipe[f"w_{name}"] is not None
         assert layer is not None
 
@@ -104,7 +104,7 @@ class Workings:
         return result
 
     def _rotated(self, recipe: Recipe, heads: Heads) -> Heads:
-        """Queries and keys turned to their positions, where they have any."""
+        """Rotate queries and keys by their positions, if the inputs have rotary positions."""
         if self.inputs.rotary is None or recipe["rotary"] == "missing":
             return heads
         turned = recipe["rotary_on"] or "qk"
@@ -121,7 +121,7 @@ class Workings:
             offset = 0 if recipe["rotary_from"] == "zero" else self.problem.query_offset[:, None, None]
             places = places + offset + (recipe["rotary_shift"] or 0)
         frequencies = base ** (-np.arange(half) / max(1, half))
-        if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
+        if self.precision is not None:  # most libraries compute angles in float32, which is no mistake
             places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
         angles = places * (-frequencies if recipe["rotary"] == "backwards" else frequencies)
         cos, sin = (turn(angles)[:, None].astype(x.dtype) for turn in (np.cos, np.sin))
@@ -132,14 +132,14 @@ class Workings:
         return self.rounded(result)
 
 
-# ── the changes of queries, keys and values, with the field's value ──
+# ── the changes of queries, keys and values, by the field's value ──
 
 
 def _repacked(heads: Heads, packing: tuple[int, int], _: Problem) -> Heads:
-    """Read packed columns by another layout than they were packed in.
+    """Read packed columns by a layout other than the one they were packed in.
 
-    packing   where the three of them are in (batch, tokens, …) as they were packed, and as they are read: 2 for columns
-              [Q|K|V], 3 for (heads, 3, d), 4 for (heads, d, 3)
+    packing   the axis of Q, K and V in (batch, tokens, …) when packed, and when read: 2 for columns [Q|K|V], 3 for
+              (heads, 3, d), 4 for (heads, d, 3)
     """
     written, read = packing
     packed = np.stack([x.swapaxes(1, 2) for x in heads], axis=written)
@@ -149,7 +149,7 @@ def _repacked(heads: Heads, packing: tuple[int, int], _: Problem) -> Heads:
 
 
 def _resplit(heads: Heads, split: str, _: Problem) -> Heads:
-    """Split joined heads wrongly: by a reshape without the transpose, interleaved, or, of q and k, not at all."""
+    """Split joined heads wrongly: by a reshape without the transpose, interleaved, or (q and k) not at all."""
 
     def again(x: Array) -> Array:
         tokens, (batch, many, length, width) = join_heads(x), x.shape
@@ -164,14 +164,14 @@ def _resplit(heads: Heads, split: str, _: Problem) -> Heads:
 
 
 def _grouped(heads: Heads, groups: str, problem: Problem) -> Heads:
-    """Give query head h the key head h % kv_heads, or all of them the first."""
+    """Give query head h the key head h % kv_heads, or all query heads the first key head."""
     every = np.arange(problem.heads) % heads[1].shape[1]
     chosen = every if groups == "tile" else 0 * every
     return heads[0], heads[1][:, chosen], heads[2][:, chosen]
 
 
 def _mixed_up(heads: Heads, used: str, problem: Problem) -> Heads:
-    """Use others of the three as queries, keys and values, each named by its letter."""
+    """Permute queries, keys and values, as the letters in `used` say."""
     by_letter = dict(zip("qkv", heads, strict=True))
     queries, keys, values = (by_letter[letter] for letter in used)
     return over_heads(queries, problem.heads), keys, values
@@ -186,12 +186,12 @@ _CHANGES: dict[str, Callable[[Heads, Any, Problem], Heads]] = {
 }
 _OF_LAYER = ("order", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v")
 _ROTARY = ("rotary", "rotary_on", "rotary_shift", "rotary_from")
-OPERANDS = frozenset((*_OF_LAYER, *_ROTARY, *_CHANGES))  # that change the operands
+OPERANDS = frozenset((*_OF_LAYER, *_ROTARY, *_CHANGES))  # the fields that change q, k and v
 
 
 # ── the changes of rules ──
 
-# The rules that hide keys, those together that people write as one mask; a bias and spans hide keys as scores.
+# The rules that hide keys, grouped as people write them in one mask; a bias and spans hide keys through scores.
 MASKS = ("causal", "window"), ("mask",), ("kv_lengths",), ("query_lengths",), ("query_segments", "kv_segments")
 
 
@@ -202,7 +202,7 @@ def without(problem: Problem, *names: str) -> Problem:
 
 
 def changed_rules(problem: Problem, recipe: Recipe) -> Problem:
-    """The problem with the recipe's rules."""
+    """Apply the recipe's changes of rules to a problem."""
     problem = without(problem, *(field for field, value in recipe.items() if value == "missing" and field in RULES))
     for field, change in _OF_RULES.items():
         if recipe[field] not in (None, "missing"):
@@ -221,15 +221,15 @@ def _causal(p: Problem, how: str) -> Fields:
     left, right = p.window
     if how in ("strict", "ahead"):
         right = {"strict": -1, "ahead": 1}[how] if right is None else min(right, {"strict": -1, "ahead": 1}[how])
-    return {"causal": how == "strict", "window": (left, right)}  # what is inverted has no rule
+    return {"causal": how == "strict", "window": (left, right)}  # no rule can express "inverted": see _BY_POSITION
 
 
 def _window(p: Problem, how: Any) -> Fields:
-    """Each side by its name, or by how many keys it is wider."""
-    if how == "without itself":  # no rule
+    """Set each side by a name, or widen it by a number of keys."""
+    if how == "without itself":  # no rule can express it: see _BY_POSITION
         return {}
     left, right = p.window
-    wide = -9 if left is None else left  # without a left side its half is no side
+    wide = -9 if left is None else left  # negative, so that derived sides are refused below
     sides = {"left": left, "W": wide + 1, "half": (wide + 1) // 2, "half, down": wide // 2, "right": right}
     sides |= {"0": 0, "open": None, "before": -1}
     pairs = zip(p.window, how, strict=True)
@@ -260,7 +260,7 @@ def _slopes(p: Problem, how: str) -> Fields:
     assert right is not None
     every = {"reversed": right[::-1], "next head": np.roll(right, -1), "squared": right**2}
     every |= {"added": -right, "scaled": right * p.scale}
-    below = 1 << (max(1, p.heads).bit_length() - 1)  # the power of two below the heads, and every other one above
+    below = 1 << (max(1, p.heads).bit_length() - 1)  # the power of two below: its slopes, then some of the next
     some, more = (2.0 ** (-8 * np.arange(1, many + 1) / many) for many in (below, 2 * below))
     every["of a power of two"] = np.concatenate([some, more[::2]])[: p.heads]
     every["not interleaved"] = 2.0 ** (-8 * np.arange(1, p.heads + 1) / p.heads)
@@ -283,8 +283,8 @@ _OF_RULES: dict[str, Callable[[Problem, Any], Fields]] = {
     "kv_lengths": _lengths,
     "sinks": _sinks,
 }
-SCORING = frozenset({"scale", "softcap", "bias", "alibi_slopes", "spans"})  # fields of the scores
-SEEING = frozenset({  # the fields that change what is seen
+SCORING = frozenset({"scale", "softcap", "bias", "alibi_slopes", "spans"})  # the fields that change scores
+SEEING = frozenset({  # the fields that change which keys are seen
     "causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments", "joined", "spans", "bias",
 })  # fmt: skip
 
@@ -317,7 +317,7 @@ def visible(problem: Problem, recipe: Recipe, rows: Rows) -> Array:
     return seen
 
 
-# ── what the rules cannot say: which keys are seen, by position ──
+# ── changes of which keys are seen that no rule can express, by position ──
 
 
 def _of_lengths(x: Block, how: str | int, p: Problem) -> Array | bool:

@@ -1,11 +1,11 @@
-"""The check of a worked example: which claimed step is the first wrong one, by how much, and what was done instead.
+"""Checks a worked example: finds the first wrong step that it claims, by how much, and what was done instead.
 
 A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases;
 any score rules; the names of its tokens; and, if wanted, the values that it claims for steps: scores, scaled, capped,
 biased, masked, weights, output, and of a layer also q, k, v, heads and concat, the heads joined, which may be called H.
 
-A claim that is wrong takes the place of its step, and everything after it is computed from there: so a mistake is told
-from what follows.
+A wrong claim replaces its step, and everything after it is computed from there, which tells a mistake from its
+consequences.
 """
 
 import os
@@ -49,14 +49,14 @@ _NEEDS = {  # the steps that each is computed from
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Verdict:
-    """One claimed step compared with the truth, and with what follows from the file's own earlier claims."""
+    """One claimed step, compared with the truth and with what follows from the file's earlier claims."""
 
     name: str
     claimed: Array
     truth: Array
     difference: float
     right: bool
-    source: str | None = None  # the earlier claims it should follow from, where these are wrong
+    source: str | None = None  # the earlier claims it should follow from, if these are wrong
     follows: Array | None = None  # what follows from those claims
     off_source: float = 0.0
     explanations: tuple[MistakeExplanation, ...] = ()  # of a wrong one: mistakes that give the claimed numbers
@@ -67,7 +67,7 @@ class Verdict:
         return " + ".join(self.explanations[0].mistakes) if self.explanations else None
 
     def did(self, language: Language) -> list[str]:
-        """Sentences on what was done instead, where known mistakes explain the numbers and no earlier claim does."""
+        """Say what was done instead, if known mistakes explain the numbers and no earlier claim does."""
         return self.explanations[0].did(language) if self.explanations and self.follows is None else []
 
 
@@ -127,10 +127,10 @@ def _said(verdict: Verdict) -> Translations:
 
 
 def check_file(path: str | Path) -> CheckedExample:
-    """Trace a file's inputs and check what it claims.
+    """Trace a file's inputs and check its claims.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what `trace`, `trace_layer` and
-    `token_names` raise.
+    Raises FileError if the file is missing, malformed or of the wrong form, and as `trace`, `trace_layer` and
+    `token_names`.
     """
     place = Path(path)
     data = case_file.read(place, _KNOWN)
@@ -176,7 +176,7 @@ def _behind(step: str, wrong: Mapping[str, Array]) -> list[str]:
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def _following(inputs: Diagnosed, wrong: Mapping[str, Array], truth: Array, convention: Convention) -> Array:
-    """The numbers of a step, in the shape of the right ones, if the wrong claims before it were right."""
+    """Compute a step from the wrong claims before it, in the shape of the right numbers."""
     made = answer(Workings(inputs, given=wrong), RIGHT, tuple(range(inputs.theirs.shape[2])))
     return turned(made.reshape(turned(truth, convention).shape), convention)
 
@@ -187,7 +187,7 @@ def is_consequence(verdict: Verdict) -> bool:
 
 
 def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
-    """The claimed numbers in the step's shape; axes of size 1 may be missing, and Q, K and V not split into heads."""
+    """Reshape claimed numbers to the step's shape; axes of size 1 may be missing, and Q, K and V may be unsplit."""
     rows, heads = turned(claimed, convention), truth.shape[-3] if truth.ndim > 2 else 1
     joined = name in INPUTS and rows.ndim > 1 and rows.shape[-1] == heads * turned(truth, convention).shape[-1]
     by_head = turned(split_heads(rows, heads), convention) if truth.ndim > 2 and joined else claimed

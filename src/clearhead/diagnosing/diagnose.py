@@ -1,4 +1,4 @@
-"""`ch.diagnose`: which mistake an attention code made, from its inputs and its numbers."""
+"""`ch.diagnose`: finds the mistake in attention code from its inputs and its numbers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,10 +22,10 @@ from clearhead.textbook.shapes import Convention
 
 _OPTIONS = "theirs", "stage", "num_heads", "convention", "rotary", "rotary_interleaved"
 _KNOWN = (*INPUTS, *LAYER, *NAMES, *_OPTIONS, *Rules.__annotations__)
-_POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
-_CHANCE = 1e-3  # of any candidate fitting so well
+_POSITIONS = 4  # if fewer queries are wrong, the explanation is not sure: the mistake may concern only these
+_CHANCE = 1e-3  # the probability, at most, that any candidate fits so well by chance
 _ACROSS = {"causal", "scale", "query_offset"}  # the rules that attention over heads keeps
-_MOST = 6  # the most runs of positions that are listed
+_MOST = 6  # the most ranges of positions that are listed
 
 
 @with_options
@@ -40,25 +40,25 @@ def diagnose(
     rotary_interleaved: bool = False,
     **rules: Unpack[Rules],
 ) -> Diagnosis:
-    """What did their code do? Names the mistake, or the two mistakes, that give their numbers from these inputs.
+    """Find the mistake, or the two mistakes, with which code computes `theirs` from these inputs.
 
-    q, k, v   the inputs of their code: q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k),
+    q, k, v   the inputs of the code: q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k),
               v (…, kv_heads, keys, d_v), as in `attention`
     theirs    its result in any float dtype: the output (…, heads, queries, d_v), or a step (…, heads, queries, keys)
-    stage     which step: "output"; "weights"; "scores" (q·kᵀ before the scale), "scaled", "capped", "biased" or
+    stage     what theirs is: "output"; "weights"; "scores" (q·kᵀ before the scale), "scaled", "capped", "biased" or
               "masked"
     rotary    the base of rotary positions, if q and k are given before rotation: pairs are (i, i + d_k/2),
               or (2i, 2i + 1) with rotary_interleaved=True
-    rules     what their code should have done, as in `attention`
+    rules     what the code should do, as in `attention`
 
     Returns a Diagnosis, which prints as an answer: the verdict, explanations with residual and the line to change, the
-    first difference, and what was compared: every weight up to 2 million of them, beyond that a sample of rows.
-    Numbers are right when they are no further from the truth than four times the error of a plain run in the coarser
-    of q's and theirs' dtype; in doubtful cases the worst of five such runs counts.
-    O(queries·keys·d_k) for each head where the numbers are right. Where they are wrong, each candidate costs that for
-    a few rows, and in full where it fits there; pairs of mistakes make up to some ten thousand candidates.
-    Raises what `attention` raises, RuleError for a stage or rotary base that makes no sense, DtypeError and ShapeError
-    where theirs does not fit, with the axes to swap where that would help.
+    first difference, and what was compared (all weights up to 2 million, beyond that a sample of rows).
+    Numbers are right if they lie no further from the truth than four times the error of a plain run in the coarser of
+    q's and theirs' dtype; in doubtful cases the worst of five such runs counts.
+    O(queries·keys·d_k) per head if the numbers are right. If they are wrong, each candidate costs that for a few rows,
+    and for all rows if it fits there; pairs of mistakes make up to some ten thousand candidates.
+    Raises as `attention`; RuleError for a stage or rotary base that makes no sense; DtypeError or ShapeError if theirs
+    does not fit, with the axes to swap if that would help.
 
     >>> import numpy as np, clearhead as ch
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 4))
@@ -91,15 +91,15 @@ def diagnose_layer(
     rotary_interleaved: bool = False,
     **rules: Unpack[Rules],
 ) -> Diagnosis:
-    """`diagnose` for a whole layer: from X through projections, heads and attention to U.
+    """Diagnose a whole layer: from X through projections, heads and attention to U.
 
     x, w_q … convention   as in `trace_layer`; w_o may be None
     theirs                U (…, queries, d_out), or the step that `stage` names: one of `diagnose`, "q", "k" and "v" of
                           the heads, "heads" (…, heads, queries, d_v), or "concat", these joined
     stage, rotary, rules  as in `diagnose`; queries and keys are rotated after their projection
 
-    Returns a Diagnosis. Costs what `diagnose` costs, and the projections for each candidate that changes them.
-    Raises what `trace_layer` and `diagnose` raise: ShapeError, DtypeError or RuleError, naming the argument.
+    Returns a Diagnosis. Takes the time of `diagnose`, and of the projections for each candidate that changes them.
+    Raises as `trace_layer` and `diagnose`: ShapeError, DtypeError or RuleError, naming the argument.
 
     >>> import numpy as np, clearhead as ch
     >>> x, w_q, w_k, w_v, w_o = np.random.default_rng(0).standard_normal((5, 4, 4))
@@ -115,16 +115,16 @@ def diagnose_layer(
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz or .safetensors.
+    """Run `diagnose` or `diagnose_layer` on a file's values: .json, .npz or .safetensors.
 
-    Numbers in a .json file may be rounded for printing: all are as precise as the one with the most decimals.
+    Numbers in a .json file may be rounded for printing: all count as precise as the one with the most decimals.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what those two raise.
+    Raises FileError if the file is missing, malformed or of the wrong form, and as these two functions.
     """
     place = Path(path)
     data = case_file.read(place, _KNOWN)
     if "theirs" not in data:
-        raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
+        raise FileError(f"{place.name} lacks theirs.", "add theirs, your code's result for these inputs.")
     theirs, slack = read_written("theirs", data.pop("theirs"))
     stage = data.pop("stage", "output")
     values = {name: case_file.value_of(name, value) for name, value in data.items() if name not in NAMES}
@@ -134,7 +134,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
 def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
-    """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
+    """Judge checked inputs; `slack` is half of the last decimal if theirs was printed, else 0."""
     check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
     search = Search(inputs, slack)
     rows = search.everything
@@ -154,7 +154,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
 
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
-    """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
+    """Explain wrong numbers: one mistake before two, and explanations that fit equally well together."""
     fitting = search.explanations() if search.inputs.problem.keys else []  # without keys all recipes give 0
     if not fitting:
         return "unexplained", ()
@@ -176,13 +176,13 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
 
 
 def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, tolerance: float) -> Iterator[Reason]:
-    """What keeps the explanation from being sure, where no other explanation fits as well.
+    """Yield why an explanation is not sure, even if no other fits as well.
 
-    gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
+    gaps, tolerance   the differences between theirs and the right numbers, and what rounding allows
     """
     inputs, recipe = search.inputs, candidate.recipe
     if recipe["across"] == "heads" and not set(inputs.problem.active_rules()) - _ACROSS:
-        yield "axes swapped", {}  # such arrays give the same numbers
+        yield "axes swapped", {}  # arrays with heads and queries swapped give the same numbers
     if len(candidate.entries) > 1:
         yield "a pair", {}
     if any(mistake.evidence == "rounding" for mistake in candidate.entries):
@@ -195,7 +195,7 @@ def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, toleranc
     given = inputs.layer or inputs
     tokens = {name: getattr(given, name) for name in (INPUTS if given is inputs else ("x", "context"))}
     several = {name: x for name, x in tokens.items() if x.size and x.shape[-2] > 1}
-    if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these tell no keys apart
+    if names := [name for name, x in several.items() if bool(np.all(x == x[..., :1, :]))]:  # these hide what happened
         yield "same tokens", {"names": names}
     difference = float(gaps.max(initial=0.0))
     by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (inputs.theirs.size / 2)
@@ -203,11 +203,11 @@ def _doubts(search: Search, candidate: MistakeExplanation, gaps: Array, toleranc
         yield "small difference", {}
 
 
-# ── what is known where nothing explains them ──
+# ── what is known about numbers that no mistake explains ──
 
 
 def _telling(theirs: Array) -> tuple[Reason, ...]:
-    """An output that says by itself what to look for: no finite number in it, or everywhere the same one."""
+    """Say what an output shows by itself: no finite number, or the same number everywhere."""
     if not np.isfinite(theirs).any():
         return (("no finite number", {}),)
     same = theirs.size > 1 and bool((theirs == theirs.flat[0]).all())
@@ -215,7 +215,7 @@ def _telling(theirs: Array) -> tuple[Reason, ...]:
 
 
 def _known_about(search: Search, theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
-    """What is known: the batch entries, heads, queries and columns that are right where others are not; NaN."""
+    """Yield what is known: which batch entries, heads, queries and columns are right and which wrong; NaN."""
     inputs = search.inputs
     names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
     indices = search.looked["batches"], range(wrong.shape[1]), search.everything, range(wrong.shape[3])
@@ -233,7 +233,7 @@ def _known_about(search: Search, theirs: Array, right: Array, wrong: Array) -> I
 
 
 def _ranges(places: Array) -> str:
-    """0-12, 14, 20-22, …"""
+    """Write places as ranges: 0-12, 14, 20-22, …"""
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(texts[:_MOST]) + (", …" if len(texts) > _MOST else "")

@@ -1,8 +1,8 @@
-"""The mistakes that diagnose knows, each a small change of the textbook's recipe with the words for it.
+"""The catalogue of mistakes, each a small change of the textbook's recipe with the sentences for it.
 
-They are data: mistakes.toml has a table for each, and values.toml the words for a recipe's values. What depends on
-the inputs is computed here, by the names that the data use: the conditions under which a mistake can be made, and the
-changes with other scales, sizes of blocks and narrower dtypes, and of some of several matrices.
+They are data: mistakes.toml has a table for each, and values.toml the words for a recipe's values. The parts that
+depend on the inputs are computed here, by the names that the data use: conditions under which a mistake is possible,
+and changes with other scales, block sizes, narrower dtypes or subsets of matrices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ class Mistake:
     """A mistake that people make."""
 
     name: str
-    changes: tuple[Change, ...]  # each with the condition `when` it can be made
+    changes: tuple[Change, ...]  # each may have its own condition under `when`
     did: Sentence  # what their code did
     mend: Sentence  # the line to change
     needs: Sentence  # what an input must have to show it
     when: Sequence[str] = ()  # the conditions under which it can be made
-    # It gives theirs exactly; also where only a number of keys shows it; or only as far as rounding goes.
+    # How it shows: by exact numbers, by exact numbers that depend on a size such as the keys', or by rounding only.
     evidence: Literal["numbers", "a size", "rounding"] = "numbers"
     seldom: bool = False  # never tried together with another seldom one
 
@@ -63,7 +63,7 @@ def mistakes() -> tuple[Mistake, ...]:
 
 @cache
 def values() -> dict[str, dict[str, Any]]:
-    """What the values of a recipe's fields mean: the words by field and value."""
+    """The words for the values of a recipe's fields, by field and value."""
     return toml_of("clearhead.diagnosing", "values.toml")
 
 
@@ -74,7 +74,7 @@ def _mistake(name: str, table: dict[str, Any], tables: dict[str, Any], needs: di
             sentence = tables[sentence["as"]][what]
         table[what] = {"en": sentence, "zh": sentence} if isinstance(sentence, str) else sentence
     table["needs"] = {"en": table["needs"], "zh": needs[table["needs"]]} if "needs" in table else _ANY
-    table["changes"] = tuple(  # TOML has no tuples, and no None for a number that is solved from theirs
+    table["changes"] = tuple(  # TOML has no tuples, and no None, which stands for a number solved from theirs
         {field: None if x == "solved" else tuple(x) if isinstance(x, list) else x for field, x in change.items()}
         for change in table["changes"]
     )
@@ -89,10 +89,10 @@ def _hides(inputs: Diagnosed) -> bool:
     return ruled or any(bool(np.isneginf(x).any()) for x in scored)
 
 
-# Where a mistake is not looked for without its condition: it would be another one, or cost much, or there is none. One
-# that cannot be made for its shapes raises ValueError or IndexError; one that changes no number, or only those of later
-# steps than theirs, explains nothing.
-CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {  # and a rule's name: it is in use
+# A mistake is tried only if its conditions hold; else it would equal another mistake, take long, or make no sense. A
+# mistake that shapes rule out raises ValueError or IndexError; one that changes no number, or only steps after theirs,
+# explains nothing.
+CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {  # a rule's name means that the rule is in use
     **{rule: lambda x, rule=rule: x.problem.uses(rule) for rule in RULES},  # type: ignore[misc]
     "several heads": lambda x: x.problem.heads > 1,
     "several entries": lambda x: x.problem.batch > 1,
@@ -115,7 +115,7 @@ CONDITIONS: dict[str, Callable[[Diagnosed], bool]] = {  # and a rule's name: it 
 
 
 def _scales(inputs: Diagnosed, which: float | str) -> list[Change]:
-    """Other scales, where they differ from the right one: a number, or one that is named after what it comes from."""
+    """Other scales that differ from the right one: a number, or a name of what it is computed from."""
     p, right = inputs.problem, inputs.problem.scale
     one = right[:1] if len(np.unique(right)) == 1 else right[:0]  # one number for all heads
     widths = {"length": [p.queries, p.keys], "d_v": [inputs.v.shape[-1]], "all heads": [p.heads * p.d_k]}
@@ -129,7 +129,7 @@ def _scales(inputs: Diagnosed, which: float | str) -> list[Change]:
 
 
 def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
-    """Each subset of a layer's square matrices, or of its biases."""
+    """A change for each subset of a layer's square matrices, or of its biases."""
     arrays = {} if inputs.layer is None else getattr(inputs.layer, field)
     names = [name for name, x in arrays.items() if field == "b" or x.shape[0] == x.shape[1]]
     subsets = [some for many in range(1, len(names) + 1) for some in combinations(names, many)]
@@ -137,7 +137,7 @@ def _some(field: str, inputs: Diagnosed, value: str) -> list[Change]:
 
 
 def _every_rule(inputs: Diagnosed, value: str) -> list[Change]:
-    """All rules that hide keys at once, or at least two of them; the most first."""
+    """A change for all rules that hide keys at once, then for each smaller set of at least two."""
     rules = [rule for names in MASKS for rule in names if rule != "kv_segments" and inputs.problem.uses(rule)]
     subsets = [some for many in range(len(rules), 1, -1) for some in combinations(rules, many)]
     return [dict.fromkeys(some, value) for some in subsets]
@@ -150,7 +150,7 @@ def _narrow(inputs: Diagnosed, *_: object) -> list[Change]:
 
 
 def _blocks(inputs: Diagnosed, kind: str) -> list[Change]:
-    """A bug of some kind in blocks of each size; 2 and 4 only where the length is short."""
+    """A change for each block size; sizes 2 and 4 only for up to 64 keys."""
     keys = inputs.problem.keys
     return [{"rescale": kind, "block": size} for size in BLOCKS if size < keys and (size > 4 or keys <= 64)]
 

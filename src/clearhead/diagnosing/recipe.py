@@ -1,7 +1,7 @@
-"""What is diagnosed, and recipes: how the textbook's attention is changed, as data.
+"""Diagnosed inputs, and recipes: changes of the textbook's attention, as data.
 
-A recipe names what is changed, by field; what it does not name is as the textbook has it. changes.py has the changes
-of queries, keys, values and rules, workings.py those of the steps.
+A recipe maps fields to changes; a field that it lacks is as in the textbook. changes.py applies changes of queries,
+keys, values and rules, workings.py those of the steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,13 @@ Stage = Literal["q", "k", "v", "scores", "scaled", "capped", "biased", "masked",
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _OF_LAYERS = {"q": QUERY, "k": KEY, "v": VALUE, "heads": (*QUERY[:3], "d_v"), "concat": ("batch", "queries", "d_out")}
 Change = Mapping[str, Any]  # field -> value
-RULES = EVERYWHERE  # that recipes change
+RULES = EVERYWHERE  # the rules that recipes can change
 Rotary = tuple[float, bool]  # the base of the angles position·base^(-2i/d); are pairs (2i, 2i + 1)? else (i, i + d/2)
 Rows = tuple[int, ...]  # the queries that are compared
 
 
 class Recipe(dict[str, Any]):
-    """The changes of a computation, by field; None for a field that is not changed. Never changed itself."""
+    """The changes of a computation, by field; None for an unchanged field. Treated as immutable."""
 
     def __missing__(self, field: str) -> None:
         return None
@@ -43,7 +43,7 @@ class Recipe(dict[str, Any]):
         return tuple((field, value) for field, value in self.items() if field in fields)
 
     def but(self, **changes: Any) -> "Recipe":
-        """The recipe with other values; None takes a change back."""
+        """Make a recipe with other values; None removes a change."""
         return Recipe({field: value for field, value in {**self, **changes}.items() if value is not None})
 
     @property
@@ -57,7 +57,7 @@ RIGHT = Recipe()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Diagnosed:
-    """The inputs that are diagnosed: q (batch, heads, queries, d_k), k and v, their layer, and their code's numbers."""
+    """The checked arguments of diagnose: q (batch, heads, queries, d_k), k and v, or a layer, and theirs."""
 
     problem: Problem
     q: Array
@@ -70,11 +70,11 @@ class Diagnosed:
 
     @property
     def merged(self) -> bool:
-        """Has theirs the layer's heads joined?"""
+        """Does theirs have the layer's heads joined?"""
         return self.layer is not None and self.stage in ("concat", "output")
 
     def mapped(self, tokens: Callable[[Array], Array], matrices: Callable[[Array], Array] = lambda x: x) -> "Diagnosed":
-        """The same with other numbers: `tokens` makes the arrays that have tokens, `matrices` a layer's W and b."""
+        """Map the numbers: `tokens` converts the arrays along tokens, `matrices` a layer's W and b."""
         layer = self.layer
         if layer is not None:
             x = tokens(layer.x)
@@ -86,14 +86,14 @@ class Diagnosed:
 
 
 def eps(dtype: np.dtype[Any]) -> float:
-    """The distance from 1 to the next number."""
+    """The machine epsilon: the distance from 1 to the next number."""
     return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
 
 
 # ── what is diagnosed, read from a call or a file's values ──
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of a layer's projections in its dtype, of which the shapes are used
+@np.errstate(over="ignore", invalid="ignore")  # a layer is projected only for the shapes, so overflow does not matter
 def read_inputs(
     arrays: Mapping[str, Any],
     theirs: Any,
@@ -104,9 +104,9 @@ def read_inputs(
     rotary: tuple[Any, Any] = (None, False),
     rules: Mapping[str, Any] = MappingProxyType({}),
 ) -> Diagnosed:
-    """Read and check what is diagnosed: `arrays` are q, k and v, or a layer's, by name.
+    """Read and check the arguments: `arrays` are q, k and v, or a layer's, by name.
 
-    rotary   the base of rotary positions, None without, and whether pairs are interleaved
+    rotary   the base of rotary positions or None, and whether pairs are interleaved
     """
     check_convention(convention)
     turning, layer, given = None, None, cast("Rules", rules)
@@ -138,7 +138,7 @@ def read_inputs(
 
 
 def read_written(name: str, written: Any) -> tuple[Array, float]:
-    """A file's numbers in a float dtype, and half of the last decimal where they were printed, else 0."""
+    """Read a file's numbers in a float dtype; return also half of their last decimal if printed, else 0."""
     array = numbers(name, written)
     array = array if array.dtype in FLOATS else array.astype(np.float64)
     printed = not isinstance(written, np.ndarray)
@@ -146,7 +146,7 @@ def read_written(name: str, written: Any) -> tuple[Array, float]:
 
 
 def file_inputs(place: Path, values: Mapping[str, Any], theirs: Array, stage: Any) -> Diagnosed:
-    """The inputs among a file's values, checked; inputs and rules by name."""
+    """Read and check the inputs and rules among a file's values."""
     needed, rules = inputs_of(place, values), dict(values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
     arrays = {name: rules.pop(name) for name in (INPUTS if needed == INPUTS else LAYER) if name in rules}
@@ -156,9 +156,9 @@ def file_inputs(place: Path, values: Mapping[str, Any], theirs: Array, stage: An
 
 
 def read_theirs(array: Array, stages: dict[str, tuple[int, ...]], problem: Problem, stage: Stage) -> Array:
-    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape.
+    """Check that theirs has the stage's shape; otherwise raise a ShapeError that says how to reshape it.
 
-    stages   the shapes of all stages but those of the weights' shape
+    stages   the shapes of all stages except those with the weights' shape
     """
     known = [name for name in STAGES if name in stages or name not in _OF_LAYERS]
     if not isinstance(stage, str) or stage not in known:

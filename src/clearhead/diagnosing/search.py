@@ -1,6 +1,6 @@
-"""The search: which mistake, alone or with another, gives the numbers in `theirs`, and how well a recipe fits them.
+"""The search for the mistake, or the two mistakes, that give the numbers in `theirs`.
 
-Every candidate is compared on a few rows first. Candidates that come near are compared on a dozen rows, and those that
+Every candidate is compared on one or two rows first. Those that come near are compared on a dozen rows, and those that
 still fit on all rows, or on as many as the budget allows.
 """
 
@@ -23,23 +23,23 @@ from clearhead.diagnosing.workings import SOFTMAX, answer, scores, seen_by, take
 from clearhead.textbook.computed import differences
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
-_TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
-_DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
+_TYPICAL = 2.0  # the same factor for the root mean square of all numbers, where rounding decides which key wins
+_DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs, since one run may be lucky
 _RUNS = 4
-_WIDEST = 1e-2  # of a number: beyond that, the root mean square of all must agree as well
-_FEW = 64  # numbers whose root mean square says little
-_CLEAR = 0.3  # a correlation that is no chance
+_WIDEST = 1e-2  # relative tolerance above which the root mean square of all numbers must agree as well
+_FEW = 64  # the root mean square of fewer numbers says little
+_CLEAR = 0.3  # a correlation above this is not chance
 _SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
-_HALVINGS = 56  # in the search for a number, of 80 and more to its last bits
-_MUCH = 2**11  # scores of a row of all heads, from which one row has to do for a first look
-_WIDE = 2**19  # scores of a head, up to which mistakes that need them all are tried
+_HALVINGS = 56  # steps of the bisection for an unknown number, enough for nearly all of its bits
+_MUCH = 2**11  # with more scores than this in a row (over all heads), only one row is compared first
+_WIDE = 2**19  # with more scores than this per head, mistakes that need all of them are not tried
 
 
 class Search:
     """One case: the inputs, the rows to compare, and the candidates.
 
-    `screen` is one or two rows, `sample` a dozen, `everything` all rows that the budget allows. Where it does not
-    allow all, only the first and the last batch entry count.
+    `screen` is one or two rows, `sample` a dozen, `everything` all rows that the budget allows. If it does not allow
+    all, only the first and the last batch entry are compared.
     """
 
     def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
@@ -66,12 +66,12 @@ class Search:
         self.looked = {"batches": batches, "heads": problem.heads, "queries": rows, "everything": whole, **sizes}
 
     def theirs(self, rows: Rows) -> Array:
-        """Their numbers for these rows; q, k and v are whole."""
+        """Their numbers for these rows; q, k and v are not cut."""
         theirs = self.inputs.theirs if self.inputs.stage in "qkv" else take(self.inputs.theirs, rows)
         return theirs.astype(np.float64)
 
     def gap(self, recipe: Recipe, rows: Rows) -> float:
-        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ."""
+        """The largest difference between theirs and the recipe's numbers; infinite if shapes or NaNs differ."""
         theirs, computed = self.theirs(rows), answer(self.exact, recipe, rows)
         if computed.shape != theirs.shape:
             return float("inf")
@@ -82,7 +82,7 @@ class Search:
         return float(gaps.max(initial=0.0))
 
     def _excused(self, recipe: Recipe, rows: Rows, gaps: Array) -> Array:
-        """The gaps, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
+        """Lower the gaps of rows that only the wrong mask leaves without keys: these may be 0, NaN or a mean."""
         emptied: Array = np.asarray(~seen_by(self.exact, recipe, rows).any(axis=-1, keepdims=True))
         emptied = emptied & seen_by(self.exact, RIGHT, rows).any(axis=-1, keepdims=True)
         if not emptied.any():
@@ -95,10 +95,10 @@ class Search:
         return gaps
 
     def measure(self, recipe: Recipe, rows: Rows) -> tuple[float, float]:
-        """The gap, and what rounding allows.
+        """Measure the gap, and what rounding allows.
 
-        Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
-        much as the values are large, but in a few rows: the root mean square of all numbers must agree as well.
+        With huge scores, rounding decides which of two keys gets all the weight. A plain run is then off by as much as
+        the values are large, but only in a few rows, so the root mean square of all numbers must agree as well.
         """
         theirs, exact = self.theirs(rows), answer(self.exact, recipe, rows)
         gap, allowed = self.gap(recipe, rows), self.allowed(recipe, rows)
@@ -116,27 +116,27 @@ class Search:
 
     @cached_property
     def _other_runs(self) -> list[Workings]:
-        """Plain runs of other inputs, moved within the rounding of their dtype, or of float32 where that is wider."""
+        """Plain runs of inputs perturbed within the rounding of their dtype (of float32, if that is coarser)."""
         narrow, rng = self.plain.precision, np.random.default_rng(0)
         size = eps(max(narrow or self.dtype, np.dtype(np.float32), key=eps))
-        if size < 2.0**-12:  # what one sum after the other may add to the rounding of d_k products
+        if size < 2.0**-12:  # a sequential sum may add this much to the rounding of d_k products
             size *= max(1.0, self.inputs.problem.d_k**0.5 / 4)
         moved = [self.inputs.mapped(lambda x: x * (1 + size * rng.uniform(-1, 1, x.shape))) for _ in range(_RUNS)]
         return [Workings(replace(inputs, v=self.inputs.v), narrow) for inputs in moved]
 
     def allowed(self, recipe: Recipe, rows: Rows, run: Workings | None = None) -> float:
-        """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
+        """The tolerance: a factor times the error of a plain run in their dtype, plus half of their last decimal."""
         exact = answer(self.exact, recipe, rows)
         error = np.abs(exact - answer(run or self.plain, recipe, rows))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
-        factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # in float64 the exact numbers are rounded too
+        factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # the exact numbers are themselves float64
         return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
     def narrowed(self, narrow: np.dtype[Any], rows: Rows) -> float:
-        """How surely theirs are the right numbers but for rounding to a narrow dtype on the way; 0 where they are not.
+        """Score how surely theirs differs from the right numbers only by rounding to a narrow dtype; 0 if it does not.
 
-        The error goes with that of a run whose inputs, weights, output or every step is rounded, or each number is one
-        of the dtype's; it is not much larger than in such a run, and does not go with the right numbers themselves.
+        Either the error correlates with that of a run that rounds inputs, weights, output or every step, or theirs are
+        numbers of that dtype. It must not be much larger than in such a run, nor correlate with the right numbers.
         """
         theirs, exact = self.theirs(rows), answer(self.exact, RIGHT, rows)
         error, clear = theirs - exact, max(_CLEAR, 6 / max(1, theirs.size) ** 0.5)
@@ -157,10 +157,10 @@ class Search:
         return best if best > clear else clear * (bool(alike) and bool((rounded(theirs) == theirs).all()))
 
     def filled(self, recipe: Recipe, rows: Rows) -> Recipe | None:
-        """The recipe with the number that stands in hidden places, or is added there, solved from theirs.
+        """Solve for the number that a mask puts in hidden places, or adds there, and return the recipe with it.
 
-        The numbers go from those of the visible keys alone to those of the hidden keys alone as it grows. None where
-        theirs are all but one of the two: any number further on that side gives the same.
+        As the number grows, the results move from those of the visible keys alone to those of the hidden keys alone.
+        None if theirs nearly equals one of these two, where any number further on that side gives the same.
         """
 
         def at(number: float) -> Array:
@@ -185,31 +185,31 @@ class Search:
         low, high = low - 40.0, high + 40.0
         for _ in range(_HALVINGS):
             number = (low + high) / 2
-            further = (toward * np.where(use, at(number) - theirs, 0.0)).sum() > 0  # on the way than theirs
+            further = (toward * np.where(use, at(number) - theirs, 0.0)).sum() > 0  # has the number gone too far?
             low, high = (low, number) if further else (number, high)
-        idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # no key is hidden then
+        idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # then the mask hides no key
         return None if idle else self._shortest(recipe, rows, number)
 
     def _shortest(self, recipe: Recipe, rows: Rows, number: float) -> Recipe:
-        """The recipe with this number, or with one of two digits where that fits as well: -9.99998 is -10."""
+        """The recipe with this number, or with two digits if these fit as well: -9.99998 becomes -10."""
         every = [recipe.but(fill=each) for each in (0.0, float(f"{number:.2g}"), number)]
         enough = max(2 * self.gap(every[-1], rows), self.allowed(every[-1], rows))
         return next(each for each in every if each is every[-1] or self.gap(each, rows) <= enough)
 
     @cached_property
     def _near(self) -> float:
-        """How far a candidate may lie from theirs on the screen to be compared any further."""
+        """The largest gap on the screen with which a candidate is compared any further."""
         return max(1e-3 * largest(self.theirs(self.screen)), 5 * self.allowed(RIGHT, self.screen))
 
     def explanations(self) -> list[MistakeExplanation]:
-        """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
+        """The candidates that fit, best first: single mistakes, else pairs, else rounding judged by statistics."""
         variants = [(mistake, change) for mistake in mistakes() for change in mistake.variants(self.inputs)]
         every = [MistakeExplanation((mistake,), (change,), Recipe(change)) for mistake, change in variants]
         every = [single for single in every if not (self.untried and single.recipe.wide)]
         narrowings = [single for single in every if single.entries[0].evidence == "rounding"]
         singles = [single for single in every if single not in narrowings]
         fitting = self.fitting(singles)
-        if fitting or not np.isfinite(self.theirs(self.sample)).any():  # some two mistakes make anything NaN
+        if fitting or not np.isfinite(self.theirs(self.sample)).any():  # many pairs of mistakes give only NaN
             return fitting
         if fitting := self.fitting(pairs(singles)):
             return fitting
@@ -219,21 +219,21 @@ class Search:
         return [replace(surest, residual=gap, tolerance=gap)] if surest is not None and sure[surest] else []
 
     def fitting(self, candidates: Iterable[MistakeExplanation]) -> list[MistakeExplanation]:
-        """Candidates that fit, the closest first.
+        """The candidates that fit, closest first.
 
-        One whose number was solved counts only where no other fits: hidden scores of -c imitate a cap after the mask.
-        Nor does one that changes more than another: what it adds does nothing here.
+        A candidate with a solved number counts only if no other fits: hidden scores of -c imitate a cap after the mask.
+        A candidate whose changes include all of another's is dropped: its extra changes have no effect here.
         """
-        single = self.inputs.problem.queries == 1  # a number that is solved beside another mistake fits it anyhow
+        single = self.inputs.problem.queries == 1  # a pair with a solved number fits any single query
         fitting = [c for c in map(self._compared, candidates) if c is not None]
         fitting = [c for c in fitting if not (single and c.solved and len(c.entries) > 1)]
         fitting = [c for c in fitting if not any(other.recipe.items() < c.recipe.items() for other in fitting)]
         return sorted([c for c in fitting if not c.solved] or fitting, key=lambda c: c.residual)
 
     def _compared(self, candidate: MistakeExplanation) -> MistakeExplanation | None:
-        """The candidate with its residual and tolerance; None as soon as it does not fit on some rows."""
+        """Measure a candidate's residual and tolerance; None as soon as it does not fit some rows."""
         self.tried += 1
-        with suppress(ValueError, IndexError):  # of shapes: no program makes these mistakes
+        with suppress(ValueError, IndexError):  # shapes do not fit: no program makes this mistake
             recipe = self.filled(candidate.recipe, self.sample) if candidate.solved else candidate.recipe
             if recipe is None or self.gap(recipe, self.screen) > self._near:
                 return None

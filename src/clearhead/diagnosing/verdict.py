@@ -1,4 +1,4 @@
-"""The verdict in English and Chinese: what their code did, how sure that is, and the line to change."""
+"""Words the verdict in English and Chinese: what their code did, how sure that is, and the line to change."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from clearhead.words import Language, counted, filled, read_language, table
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
 BUDGET = 2**21  # the most weights that are compared
-Reason = tuple[str, Mapping[str, Any]]  # a piece of evidence: a key in words/diagnose.toml, what the sentence names
+Reason = tuple[str, Mapping[str, Any]]  # a piece of evidence: a key in words/diagnose.toml, and the sentence's values
 AnswerLine = tuple[str, str]  # its kind (verdict, did, mend, needs, known or note) and its text
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MistakeExplanation:
-    """What their code may have done: one mistake or two, and how far the numbers these give lie from theirs."""
+    """One possible explanation: one mistake or two, and how far the numbers that they give lie from theirs."""
 
     entries: tuple[Mistake, ...]
     changes: tuple[Change, ...]  # of the recipe, one for each of them
@@ -28,8 +28,8 @@ class MistakeExplanation:
     residual: float = inf
     tolerance: float = 0.0
     confidence: Confidence = "ambiguous"
-    alike: tuple["MistakeExplanation", ...] = ()  # the same mistakes with other details, which fit equally well
-    doubts: tuple[Reason, ...] = ()  # why it is likely only
+    alike: tuple["MistakeExplanation", ...] = ()  # the same mistakes with other details that fit equally well
+    doubts: tuple[Reason, ...] = ()  # why it is only likely
 
     def __repr__(self) -> str:
         return f"Explanation({' + '.join(self.mistakes)}, residual {significant(self.residual, 2)}, {self.confidence})"
@@ -41,7 +41,7 @@ class MistakeExplanation:
 
     @property
     def solved(self) -> bool:
-        """Was the number that its mask fills with solved from theirs?"""
+        """Was the number that the mask fills in solved from theirs?"""
         return any(None in change.values() for change in self.changes)
 
     @property
@@ -51,15 +51,15 @@ class MistakeExplanation:
         return {field: self.recipe[field] for field in sorted(fields)}
 
     def did(self, language: Language = "en") -> list[str]:
-        """What their code did, a sentence for each mistake."""
+        """Say what their code did, one sentence per mistake."""
         return self.words("did", language)
 
     def mend(self, language: Language = "en") -> list[str]:
-        """The line to change, one for each mistake."""
+        """Say which line to change, one sentence per mistake."""
         return self.words("mend", language)
 
     def words(self, what: Literal["did", "mend", "needs"], language: Language) -> list[str]:
-        """A sentence for each mistake: what their code did, the line to change, or what inputs must have to show it."""
+        """One sentence per mistake: what their code did, the line to change, or what inputs would show the mistake."""
         read_language(language)
         fitting, sentences = (self, *self.alike), []
         for index, mistake in enumerate(self.entries):
@@ -79,18 +79,18 @@ class MistakeExplanation:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Diagnosis:
-    """The verdict: right, a mistake, several that fit equally (ambiguous), or none of the known ones (unexplained).
+    """The verdict: right, a mistake, several that fit equally (ambiguous), or no known one (unexplained).
 
-    Prints as a colleague would say it; `told("zh")` says it in Chinese.
+    Prints as an answer in English; `told("zh")` is the answer in Chinese.
     """
 
     verdict: Outcome
-    explanations: tuple[MistakeExplanation, ...]  # those that fit, the best first
-    difference: float  # the largest between theirs and the right numbers
-    tolerance: float  # what rounding allows
-    first_difference: Mapping[str, Any]  # where and what: batch, head unless heads are joined, query, column, …
-    looked: Mapping[str, Any]  # which batch entries, heads and queries were compared, and whether that is everything
-    known: tuple[Reason, ...] = ()  # what is known where nothing explains the numbers
+    explanations: tuple[MistakeExplanation, ...]  # those that fit, best first
+    difference: float  # the largest difference between theirs and the right numbers
+    tolerance: float  # the largest difference that rounding allows
+    first_difference: Mapping[str, Any]  # batch, head (unless heads are joined), query, column, theirs, right
+    looked: Mapping[str, Any]  # the batch entries, heads and queries that were compared, and whether these are all
+    known: tuple[Reason, ...] = ()  # what is known if nothing explains the numbers
     convention: str = "rows"
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Diagnosis:
 
 
 def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
-    """The values that the sentences name: the changed fields, in words where there are any."""
+    """The values of the sentences' placeholders: the changed fields, in words if values.toml has them."""
     details: dict[str, Any] = {}
     for field in change:
         value = recipe[field]
@@ -156,7 +156,7 @@ def _say(language: Language, key: str, **values: object) -> str:
 
 
 def said(key: str, values: Mapping[str, Any], language: Language) -> str:
-    """A reason as a sentence."""
+    """Write a reason as a sentence."""
     filled_in = {"count": 0, "rows": 0, **values}
     if "names" in values:
         filled_in["names"] = _say(language, "between").join(values["names"])
@@ -165,7 +165,7 @@ def said(key: str, values: Mapping[str, Any], language: Language) -> str:
 
 
 def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
-    """Whether it is right, what explains it where it is not, and how sure that is."""
+    """Yield the verdict's lines: right, or the mistake and how sure that is."""
     equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"] or diagnosis.explanations[:1]
     pair = diagnosis.verdict == "mistake" and len(equal[0].entries) > 1
     numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance, "count": len(equal)}
@@ -189,5 +189,5 @@ def _verdict(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
 
 
 def _plain(x: Any) -> Any:
-    """NaN and infinity, which JSON lacks, as None."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     return None if isinstance(x, float) and not isfinite(x) else x

@@ -1,6 +1,6 @@
-"""The numbers of a recipe: the definition's steps one by one, with the recipe's changes before, between and after them.
+"""Computes a recipe's numbers: the definition's steps, with the recipe's changes before, between and after them.
 
-`Workings(inputs)` computes in float64. With a dtype it is a plain run in that dtype: every step is rounded to it.
+`Workings(inputs)` computes in float64. With a dtype it is a plain run that rounds every step to that dtype.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from clearhead.core.definition import STEPS, logits, mix, over_heads, product, s
 from clearhead.diagnosing.changes import OPERANDS, SCORING, SEEING, Workings, changed_rules, selected, visible
 from clearhead.diagnosing.recipe import STAGES, Recipe, Rows, eps
 
-_ORDERS = {  # of the steps before the mask, where the cap stands elsewhere
+_ORDERS = {  # the order of the steps before the mask, for a softcap in the wrong place
     "before scale": ("capped", "scaled", "biased"),
     "after bias": ("scaled", "biased", "capped"),
     "after mask": ("scaled", "biased"),
 }
 _AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
 SOFTMAX = frozenset({"axis", "softmax", "rescale"})  # each replaces the whole softmax
-_OFF = 0.0025  # the most that rounding a log-sum-exp excuses: larger ones say nothing
+_OFF = 0.0025  # the largest error that the rounding of a log-sum-exp may excuse
 _SCORED = OPERANDS | SCORING
 _MASKED = _SCORED | SEEING | {"masking", "fill"}
 
 
 def answer(work: Workings, recipe: Recipe, rows: Rows) -> Array:
-    """The recipe's numbers at the stage of theirs, for these rows; q, k and v are whole."""
+    """The recipe's numbers at the stage of theirs, for these rows; all rows for q, k and v."""
     result: Array = work.once(("answer", rows, frozenset(recipe.items())), lambda: _answer(work, recipe, rows))
     return result
 
@@ -38,7 +38,7 @@ def _answer(work: Workings, recipe: Recipe, rows: Rows) -> Array:
         return work.operands(recipe)["qkv".index(stage)]
     if stage == "weights":
         return _of_heads(work, recipe, rows, weights)
-    if STAGES.index(stage) < STAGES.index("weights"):  # what is done later does not show yet
+    if STAGES.index(stage) < STAGES.index("weights"):  # later changes have no effect yet
         late = recipe["softcap"] == "after mask" and stage != "masked"
         return scores(work, recipe.but(softcap=None) if late else recipe, rows, stage)
     return _layer_output(work, recipe, rows) if work.inputs.merged else _output(work, recipe, rows)
@@ -62,7 +62,7 @@ def _products(work: Workings, recipe: Recipe, rows: Rows, _stage: str) -> Array:
 
 
 def _rules(work: Workings, recipe: Recipe, rows: Rows) -> Block:
-    """The rules of the scores; what a bias of -inf forbids is masked like any other key."""
+    """The rules of the scores; keys with a bias of -inf are masked like any other hidden key."""
     x = selected(changed_rules(work.problem, Recipe(recipe.key(SCORING))), rows, work.dtype)
     if x.bias is None:
         return x
@@ -94,7 +94,7 @@ def _masked(work: Workings, recipe: Recipe, rows: Rows, _stage: str) -> Array:
     if how in ("one seen", "one hidden"):
         return x + (seen if how == "one seen" else ~seen).astype(x.dtype)
     if how in ("fill", "add"):
-        seen = seen | np.isneginf(x)  # what the table of spans forbids
+        seen = seen | np.isneginf(x)  # the table of spans forbids these already
         return np.where(seen, x, work.dtype.type(recipe["fill"]) + (x if how == "add" else 0))
     x = STEPS["masked"](Block(positions=None, places=None, seen=seen), x)
     late = recipe["softcap"] == "after mask"
@@ -155,7 +155,7 @@ def _output(work: Workings, recipe: Recipe, rows: Rows) -> Array:
 
 
 def _of_heads(work: Workings, recipe: Recipe, rows: Rows, compute: Callable[[Workings, Recipe, Rows], Array]) -> Array:
-    """What each head gets: its own result, that of head 0, or the mean of all."""
+    """Give each head its own result, head 0's, or the mean of all."""
     result = compute(work, recipe, rows)
     if recipe["heads"] is None:
         return result
@@ -164,13 +164,13 @@ def _of_heads(work: Workings, recipe: Recipe, rows: Rows, compute: Callable[[Wor
 
 
 def _mixed(work: Workings, recipe: Recipe, rows: Rows) -> Array:
-    """The weights times the values; a value of weight 0 is not read."""
+    """The weights times the values; a nonfinite value with weight 0 is ignored."""
     a = weights(work, recipe, rows)
     return work.rounded(mix(a, split(work.operands(recipe)[2]), lambda: a == 0))
 
 
 def _across(work: Workings, recipe: Recipe, rows: Rows) -> Array:
-    """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
+    """Attention in which the heads of a token, or the batch entries, attend to each other; causal is the only rule."""
     order = (0, 2, 1, 3) if recipe["across"] == "heads" else (2, 1, 0, 3)
     q, k, v = (take(over_heads(x, work.problem.heads), rows).transpose(order) for x in work.operands(recipe))
     ruled, places = changed_rules(work.problem, recipe), np.arange(k.shape[2])
@@ -207,11 +207,11 @@ def take(x: Array, rows: Rows) -> Array:
     return x if len(rows) == x.shape[2] else x.take(rows, 2)
 
 
-# ── what stands in the softmax's place, of logits (batch, heads, rows, keys), -inf where hidden ──
+# ── the softmax or its wrong substitutes, from logits (batch, heads, rows, keys), -inf where hidden ──
 
 
 def _softmaxed(recipe: Recipe, x: Array, sinks: Array | None) -> Array:
-    """The weights that the recipe makes of these logits; the sinks are (heads, 1, 1)."""
+    """Compute the recipe's weights from logits; sinks are (heads, 1, 1)."""
     if recipe["powers"] == "2":
         x, sinks = x * np.log(2.0), None if sinks is None else sinks * np.log(2.0)
     if recipe["axis"] == "none":
@@ -225,7 +225,7 @@ def _softmaxed(recipe: Recipe, x: Array, sinks: Array | None) -> Array:
         return np.asarray(softmax(x, sinks)[1])
     m = _finite(x.max(axis=-1, keepdims=True, initial=-np.inf))
     total = _log_sum(x, sinks + m if sinks is not None and recipe["sinks"] == "unshifted" else sinks)
-    divided = {  # the logarithm of what each power is divided by
+    divided = {  # the logarithm of the denominator
         "no sum": m,
         "no sum, no maximum": 0.0 * m,
         "one more": np.logaddexp(total, 0.0),
@@ -240,15 +240,15 @@ def _log_sum(x: Array, sinks: Array | None = None) -> Array:
 
 
 def _finite(x: Array) -> Array:
-    """0 in the place of -inf, as a row has it that sees no key."""
+    """Replace -inf, the maximum of a row that sees no key, by 0."""
     return np.where(np.isneginf(x), x.dtype.type(0), x)
 
 
 def _not_rescaled(what: str, size: int, x: Array, sinks: Array | None) -> Array:
-    """The softmax over blocks of keys, in which a raised maximum does not scale what was summed before it."""
+    """An online softmax over blocks of keys that fails to rescale earlier sums when the maximum rises."""
     starts = np.arange(0, x.shape[-1], size)
     running = _finite(np.maximum.accumulate(np.maximum.reduceat(x, starts, axis=-1), axis=-1))
     final, right = running[..., -1:], x - running[..., -1:]
-    stale = x - running[..., np.arange(x.shape[-1]) // size]  # what each block adds
+    stale = x - running[..., np.arange(x.shape[-1]) // size]  # exponents relative to the maximum at their block
     above, below = (right if what == kept else stale for kept in ("sum", "values"))
     return np.asarray(np.exp(above - _finite(_log_sum(below, None if sinks is None else sinks - final))))

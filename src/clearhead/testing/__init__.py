@@ -1,4 +1,4 @@
-"""A kit for people who write attention kernels: `assert_attention(fn)` in a test of theirs."""
+"""A kit for testing attention kernels: call `assert_attention(fn)` in your tests."""
 
 from clearhead.testing.assertion import assert_attention as assert_attention
 from clearhead.testing.drawing import KINDS as KINDS

@@ -1,4 +1,4 @@
-"""`assert_attention`: somebody's attention function against the definition, on problems that break kernels."""
+"""`assert_attention`: compares an attention function with the definition, on problems that break kernels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,33 +37,33 @@ def assert_attention(
     examples: int | Iterable[int] = 50,
     **rules: Unpack[Rules],
 ) -> None:
-    """Assert that fn(q, k, v, **rules) computes attention, to within rounding, and does nothing else.
+    """Assert that fn(q, k, v, **rules) computes attention up to rounding, without side effects.
 
-    Problems are drawn at random: odd sizes, grouped heads, one query, many keys, large and growing scores, rows that
-    see no key, NaN where nobody may look (`KINDS` has them all). fn is called three times on each: again with equal
-    shapes and other numbers, and with these in the first call's arrays. Its inputs must stay as they are, masks
-    included, and so must its earlier results. A number passes where it is no further off than four times what rounding
-    explains, in the coarser of its dtype and q's.
+    Draws problems at random: odd sizes, grouped heads, one query, many keys, large and growing scores, rows that see no
+    key, NaN behind the mask (`KINDS` lists them). Calls fn three times on each: then with other numbers in equal
+    shapes, then with these numbers in the first call's arrays. Its inputs, masks included, and its earlier results must
+    not change. A number passes if its error is at most four times what rounding explains in the coarser of its dtype
+    and q's.
 
     fn         called with q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys,
                d_v) and the problem's rules as keywords, as in `attention`; returns (batch, heads, queries, d_v)
-    rules      of every problem: a value that fits all sizes (causal=True, scale=0.3, window=(5, 0)), True to have one
-               drawn (mask=True), or a function of (queries, keys). Without query_offset, causal and windowed problems
-               have as many queries as keys
-    optional   names of rules that some problems have, alone and together
-    kinds      which of KINDS; those that need a rule that is not there are left out
-    dtypes     "float32", "bfloat16", "float16", "float64": of q, k, v and the result, or two, the result's second
-    arrays     what fn takes: "numpy", "torch", or a device where tensors are to lie, such as "cuda"
-    lengths    the numbers of queries and keys to draw from; None: 1 to 129, and about 2,000 keys at times
+    rules      the rules of every problem: a value that fits all sizes (causal=True, scale=0.3, window=(5, 0)), True to
+               draw one (mask=True), or a function of (queries, keys). Without query_offset, causal and windowed
+               problems have as many queries as keys
+    optional   names of rules that only some problems have, alone and together
+    kinds      the kinds to draw, from KINDS; kinds that need a missing rule are skipped
+    dtypes     "float32", "bfloat16", "float16", "float64", for inputs and result, or pairs (inputs, result)
+    arrays     what fn takes: "numpy", "torch" (on the CPU) or "cuda"
+    lengths    the numbers of queries and keys to draw from; None: 1 to 129, and sometimes 1,000 to 2,047 keys
     widths     the head widths to draw from: d, or (d_k, d_v)
     grouped    may several query heads share a key head?
-    gradients  compare the derivatives of q, k and v too; for tensors
-    examples   how many problems, kind after kind; or the seeds of some, as the message of a failure says
+    gradients  compare the gradients of q, k and v too; needs tensors
+    examples   how many problems to draw, or a list of seeds, as a failure's message gives them
 
-    Raises AssertionError where something is wrong, or fn raises: of the smallest wrong problem what was given, how far
-    off the result is and the seed; of all of them the causes, and what the right ones have in common. Raises RuleError,
-    DtypeError or UnknownNameError where the arguments make no sense, MissingExtraError where PyTorch is
-    missing. Each problem costs O(queries·keys·d) in float64, and has 300,000 weights at most.
+    Raises AssertionError if a result is wrong or fn raises. It describes the smallest wrong problem, with its error and
+    seed, the causes over all wrong problems, and what the right ones have in common. Raises RuleError, DtypeError or
+    UnknownNameError for arguments that make no sense, MissingExtraError without PyTorch.
+    O(queries·keys·d) in float64 for each problem, which has 300,000 weights at most.
 
     >>> import numpy as np, clearhead as ch
     >>> def mine(q, k, v, causal=False):
@@ -77,7 +77,7 @@ def assert_attention(
         raise DtypeError(f"fn is {shown(fn)}: expected a function of q, k, v and rules.", "assert_attention(my_kernel)")
     check_known("arrays", [arrays], ("numpy", "torch", "cuda"))
     if read_flag("gradients", gradients) and arrays == "numpy":
-        raise RuleError('gradients=True with arrays="numpy": only tensors have them.', 'arrays="torch"')
+        raise RuleError('gradients=True with arrays="numpy": only tensors have gradients.', 'arrays="torch"')
     with needing("PyTorch", f'arrays="{arrays}"', "torch"):
         import_module("numpy" if arrays == "numpy" else "torch")
     sizes = {"lengths": lengths and tuple(lengths), "widths": [(x, x) if is_whole(x) else x for x in widths]}
@@ -97,7 +97,7 @@ def assert_attention(
 
 
 def _drawing(rules: Rules, kinds: Iterable[str], dtypes: Iterable[Any], **options: Any) -> Callable[[int], ProblemPlan]:
-    """The plan of each seed, from the arguments of `assert_attention`."""
+    """Check the arguments of `assert_attention` and return a function from a seed to its plan."""
     check_names(rules)
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
     kinds, pairs = tuple(kinds), [(x, x) if isinstance(x, str) else x for x in dtypes]
@@ -111,11 +111,11 @@ def _drawing(rules: Rules, kinds: Iterable[str], dtypes: Iterable[Any], **option
 
 
 def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequence[ProblemPlan]) -> str:
-    """Everything that somebody needs to find the mistake."""
+    """Write the failure's message: everything needed to find the mistake."""
     kind, shapes = failure.plan.kind, zip("qkv", parts(failure.problem)[0], (QUERY, KEY, VALUE), strict=True)
     rules = [(name, x) for name, x in failure.problem.items() if name not in "qkv"]
     shown_rules = (f"{n}={f'{x.dtype} {x.shape}' if isinstance(x, np.ndarray) else repr(x)}" for n, x in rules)
-    known = 2 * sum(bool(one.causes) for one in wrong) >= len(wrong)  # those of a few are chance
+    known = 2 * sum(bool(one.causes) for one in wrong) >= len(wrong)  # causes of a few may be chance
     causes = Counter(cause for one in wrong for cause in one.causes).most_common(2) if known else []
     lines = [
         f"{getattr(fn, '__name__', type(fn).__name__)} is wrong in {len(wrong)} of {len(wrong) + len(right)} problems.",
@@ -140,7 +140,7 @@ def _message(fn: Any, failure: Failure, wrong: Sequence[Failure], right: Sequenc
 
 
 def _in_common(wrong: Sequence[Failure], right: Sequence[ProblemPlan]) -> Iterator[str]:
-    """Where only problems that have something are wrong, and most right ones have less of it."""
+    """Yield what wrong problems have and most right ones lack: a rule, a kind, or a size from some number on."""
 
     def of(plan: ProblemPlan) -> Counter[str]:
         return Counter({**{size: getattr(plan, size) for size in SIZES}, plan.kind: 1, **dict.fromkeys(plan.names, 1)})

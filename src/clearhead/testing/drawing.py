@@ -1,4 +1,4 @@
-"""The problems of `assert_attention`: kind, sizes, rules and numbers, all drawn from one seed."""
+"""Draws the problems of `assert_attention`: kind, sizes, rules and numbers, all from one seed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from clearhead.core.call import describe
 from clearhead.core.rules import Rules, flat, joined
 from clearhead.core.visibility import dense
 
-KINDS: dict[str, str] = {  # what a kind of problem is about
+KINDS: dict[str, str] = {  # each kind of problem, and what it tests
     "usual": "normal numbers",
     "large scores": "scores in the hundreds and thousands, so that exp overflows where the maximum is not subtracted",
     "growing scores": "later keys have larger scores, so that a running maximum has to be raised often",
@@ -17,26 +17,26 @@ KINDS: dict[str, str] = {  # what a kind of problem is about
     "one query": "a single query, as in decoding",
     "strides": "arrays that lie in memory with their heads and tokens swapped",
     "empty rows": "some queries see no key: their output is 0",
-    "NaN behind the mask": "NaN and infinity in keys, values and queries that the rules hide from everybody",
+    "NaN behind the mask": "NaN and infinity in keys and values that the rules hide from all queries",
 }
 SIZES = ("batch", "kv_heads", "group", "queries", "keys", "d_k", "d_v")  # those of a ProblemPlan
 LENGTHS = (1, 2, 3, 5, 7, 8, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129)
 WIDTHS = (16, 64, (40, 24))
 _LONG = (1000, 1024, 1025, 2047)
 _HIDING = {"mask", "kv_lengths", "query_lengths", "query_segments"}
-NEEDED = {"empty rows": {*_HIDING, "bias"}, "NaN behind the mask": _HIDING}  # kinds, and rules of which they need one
+NEEDED = {"empty rows": {*_HIDING, "bias"}, "NaN behind the mask": _HIDING}  # kinds that need one of these rules
 _MOST = 300_000  # weights of one problem
 
 
 class ProblemPlan(NamedTuple):
-    """One problem before its numbers."""
+    """A problem's seed, kind, dtypes, rules and sizes, before its numbers are drawn."""
 
     seed: int
     kind: str
     dtype: np.dtype[Any]
     result: np.dtype[Any]  # the dtype of the output
     names: frozenset[str]  # of its rules
-    fixed: Mapping[str, Any]  # the rules whose values are not drawn: a value, or a function of queries and keys
+    fixed: Mapping[str, Any]  # rules whose values are given: a value, or a function of queries and keys
     batch: int
     kv_heads: int
     group: int  # query heads for each key head
@@ -67,7 +67,7 @@ def planned(
     widths: Sequence[tuple[int, int]],
     grouped: bool,
 ) -> ProblemPlan:
-    """The plan of a seed, with arguments as those of `assert_attention`; consecutive seeds have different kinds."""
+    """Draw the plan of a seed; arguments as in `assert_attention`. Consecutive seeds have different kinds."""
     kind, rng = kinds[seed % len(kinds)], np.random.default_rng([seed, 0])
     names = {*rules, *(name for name in optional if kind in NEEDED or rng.random() < 0.5)}
     names |= {"query_segments", "kv_segments"} if names & {"query_segments", "kv_segments"} else set()
@@ -78,7 +78,7 @@ def planned(
         n = n if lengths else min(n, 33)
     if kind == "one query":
         n = min(lengths or LENGTHS)
-    if names & {"causal", "window"} and "query_offset" not in names:  # whose corner is meant would not be known
+    if names & {"causal", "window"} and "query_offset" not in names:  # otherwise the causal corner would be ambiguous
         n = m = m if kind == "many keys" else n
     batch, kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.choice([1, 2, 4]))
     if batch * kv_heads * group * n * m > _MOST:
@@ -89,13 +89,13 @@ def planned(
 
 
 def drawn(plan: ProblemPlan, *, again: bool = False) -> dict[str, Any]:
-    """Draw q, k, v and the rules of a plan by name, `flat`; `again`: those of a second call with equal shapes."""
+    """Draw q, k, v and the rules of a plan, by name as in `flat`; `again` draws a second call with equal shapes."""
     problem, s = _numbers(plan, 1), plan
     if again:
         others = _numbers(plan, 2)
         problem = {name: _mixed(value, others[name]) for name, value in problem.items()}
     q, k, v = (problem[name] for name in "qkv")
-    stated = describe(q, k, v, parts(problem)[1]).problem  # raises for values that no rule has
+    stated = describe(q, k, v, parts(problem)[1]).problem  # raises for wrong values of rules
     rng, scale = np.random.default_rng([s.seed, 3]), max(float(np.abs(stated.scale).max()), 1e-3)
     if s.kind == "large scores":
         q = q * float(rng.choice([30, 100, 250])) / (scale * s.d_k**0.5)
@@ -119,7 +119,7 @@ def _numbers(plan: ProblemPlan, draw: int) -> dict[str, Any]:
 
 
 def _mixed(first: Any, other: Any) -> Any:
-    """Numbers for a second call: other arrays, but large ones begin and end as before, where a cache may look."""
+    """Numbers for a second call: large arrays keep their first and last third, which a wrong cache may compare."""
     if not isinstance(first, np.ndarray):
         return first
     if first.ndim < 4:
@@ -130,7 +130,7 @@ def _mixed(first: Any, other: Any) -> Any:
 
 
 def rule_values(rng: np.random.Generator, plan: ProblemPlan) -> dict[str, Any]:
-    """A value for every rule, whichever of them the problem has."""
+    """Draw a value for every rule, whether the problem has it or not."""
     s, heads = plan, plan.pairs[1]
     mask, bias = rng.random(s.pairs) < rng.choice([0.3, 0.7, 0.95]), 2 * rng.standard_normal(s.pairs)
     sides, row, key = (s.queries, s.keys), rng.integers(s.queries), rng.integers(s.keys)

@@ -1,4 +1,4 @@
-"""Calls somebody's function three times on a problem, compares what it gave, and names the cause where it is wrong."""
+"""Calls the tested function three times on a problem, compares its results, and names the cause of errors."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from clearhead.digits import significant
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.testing.drawing import ProblemPlan, drawn, parts
 
-FACTOR = 4.0  # how many times further off than rounding explains a right number may be
+FACTOR = 4.0  # the error of a right number may be this many times what rounding explains
 CALLS = (
     "first call",
     "second call, with equal shapes and other numbers",
@@ -27,7 +27,7 @@ _OUTPUT = ("batch", "heads", "queries", "d_v")
 
 
 class Truth(NamedTuple):
-    """The right numbers of one result, and by how much rounding may change each, infinite where any will do."""
+    """The right numbers of one result, and by how much rounding may change each; infinite where any number passes."""
 
     name: str  # output, dq, dk or dv
     right: Array
@@ -35,7 +35,7 @@ class Truth(NamedTuple):
     dtype: np.dtype[Any]
 
     def off(self, theirs: Array) -> Array:
-        """How far each number is off, in units of rounding; infinite where only one of the two is NaN."""
+        """The error of each number in units of rounding; infinite where only one of the two is NaN."""
         a, b = theirs.astype(np.float64), self.right
         with np.errstate(all="ignore"):
             same = (a == b) | (np.isnan(a) & np.isnan(b)) | np.isinf(self.rounding)
@@ -43,11 +43,11 @@ class Truth(NamedTuple):
         return np.where(np.isnan(off), np.inf, off)
 
     def fits(self, theirs: Array, factor: float = FACTOR) -> bool:
-        """Are these the right numbers?"""
+        """Are all these numbers right?"""
         return bool((self.off(theirs) <= factor).all())
 
     def wrong(self, theirs: Array) -> tuple[str, ...]:
-        """What is wrong with these numbers, in lines; none where they are right."""
+        """Describe what is wrong with these numbers, as lines; () if they are right."""
         off, broken = self.off(theirs), int((~np.isfinite(theirs.astype(np.float64))).sum())
         places = np.argwhere(off > FACTOR)
         if not len(places):
@@ -66,22 +66,22 @@ class Truth(NamedTuple):
 
 @np.errstate(all="ignore")
 def truths(plan: ProblemPlan, problem: Mapping[str, Any], *, gradients: bool = False) -> tuple[list[Truth], Any]:
-    """The truth of the output; with gradients those by q, k and v of Σ g·output too, and g, else None.
+    """Compute the right output; with gradients, also those of Σ g·output at q, k and v; and return g, else None.
 
-    A logit is off by eps times the absolute values that are added up in it, a weight by that and by what its row's
-    log-sum-exp L is off by, an output by the sum of what its terms are off by; and so on for the derivatives. Rows that
-    see no key are a kind of their own: elsewhere any number will do there.
+    Error bounds: a logit's is eps times the absolute values that are added up in it, a weight's that plus its row's
+    log-sum-exp's, an output's the sum of its terms'; likewise for gradients. Rows that see no key are compared only in
+    the kind "empty rows".
     """
     arrays, rules = parts(problem)
     stated, dtype = describe(arrays[0], arrays[1], arrays[2], rules).problem, max(plan.dtype, plan.result, key=eps)
-    q, k, v = (np.nan_to_num(x.astype(np.float64), posinf=0.0, neginf=0.0) for x in arrays)  # only where nobody looks
+    q, k, v = (np.nan_to_num(x.astype(np.float64), posinf=0.0, neginf=0.0) for x in arrays)  # they occur hidden only
     book = definition.attend(stated, q, k, v)
     a, few, scale = book.weights, k.shape[1], np.asarray(stated.scale)[:, None, None]
     unit = eps(dtype) * (3 if dtype == np.float64 else 1)  # in float64 the truth is rounded too
     logits = scale * definition.product(abs(q), abs(k).swapaxes(-1, -2)) + abs(book.biased - book.capped)
     logits = unit * np.where(book.hidden(), 0.0, logits)
     sums = np.nan_to_num(abs(book.logsumexp), posinf=0.0)[..., None] * max(eps(statistics_dtype(dtype)), unit / 256)
-    tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # a smaller weight, or result, may be 0
+    tiny = 2.0**-24 if dtype == np.float16 else 2.0**-126  # smaller weights and results may be 0
     weights = tiny + a * (unit + logits + (a * logits).sum(axis=-1, keepdims=True) + sums)
     compared, g = np.asarray(dense(stated).any(axis=-1, keepdims=True)) | (plan.kind == "empty rows"), None
     results = [("output", book.output, np.where(compared, definition.product(weights, abs(v)), np.inf))]
@@ -106,7 +106,7 @@ def truths(plan: ProblemPlan, problem: Mapping[str, Any], *, gradients: bool = F
 
 
 class Failure(NamedTuple):
-    """What is wrong with one problem's result."""
+    """One wrong problem: what is wrong with its result, and the causes."""
 
     plan: ProblemPlan
     problem: dict[str, Any]
@@ -117,9 +117,9 @@ class Failure(NamedTuple):
 
 
 def _given(problem: dict[str, Any], arrays: str, *, swapped: bool) -> dict[str, Any]:
-    """Copies as the function takes them, `arrays` as in `assert_attention`.
+    """Copy a problem into arrays that the function takes; `arrays` as in `assert_attention`.
 
-    swapped   do heads and tokens of q, k and v lie swapped in memory?
+    swapped   should q, k and v lie in memory with heads and tokens swapped?
     """
     result = dict(problem)
     for name in _arrays(problem):
@@ -132,13 +132,13 @@ def _given(problem: dict[str, Any], arrays: str, *, swapped: bool) -> dict[str, 
 
 
 def _called(fn: Any, given: dict[str, Any], g: Array | None = None) -> tuple[Any, list[Array]]:
-    """What the function returns, a copy of it, and copies of the derivatives of Σ g·output by q, k and v.
+    """Call the function: return its result, a copy, and copies of the gradients of Σ g·output at q, k and v.
 
-    Raises whatever the function raises, ShapeError or DtypeError.
+    Raises what the function raises, and ShapeError or DtypeError for a wrong result.
     """
     inputs, rules = parts(given)
     inputs = inputs if g is None else [x.detach().requires_grad_() for x in inputs]
-    with np.errstate(all="ignore"):  # NumPy would warn of the NaN and infinities that are given on purpose
+    with np.errstate(all="ignore"):  # the NaN and infinities are given on purpose
         result = fn(*inputs, **rules)
     array, shape = _copy(result), (*given["q"].shape[:3], given["v"].shape[3])
     if array.dtype not in FLOATS:
@@ -153,7 +153,7 @@ def _called(fn: Any, given: dict[str, Any], g: Array | None = None) -> tuple[Any
 
 
 def judged(fn: Any, arrays: str, plan: ProblemPlan, *, gradients: bool) -> Failure | None:
-    """Call the function on a plan's problem, and again; None where all that it gives is right."""
+    """Call the function three times on a plan's problem; None if all its results are right."""
     first, second = (drawn(plan, again=again) for again in (False, True))
     names, swapped, results = _arrays(first), plan.kind == "strides", list[tuple[Any, list[Array]]]()
     kept = given = _given(first, arrays, swapped=swapped)
@@ -170,7 +170,7 @@ def judged(fn: Any, arrays: str, plan: ProblemPlan, *, gradients: bool) -> Failu
         earlier = [_copy(result).tobytes() for result, _ in results]
         try:
             results.append(_called(fn, given, g))
-        except Exception as error:  # anything that somebody's function may raise
+        except Exception as error:  # the tested function may raise anything
             told = f"{CALLS[place]}: it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return Failure(plan, problem, (told,), error=error)
         changed = [name for name in names if _copy(given[name]).tobytes() != before[name]]
@@ -182,7 +182,7 @@ def judged(fn: Any, arrays: str, plan: ProblemPlan, *, gradients: bool) -> Failu
             causes = ("the output is right, its derivatives are not",)
         if lines and not causes:
             causes = _stale(plan, first, second, theirs[0], place) if place else ()
-            with suppress(Exception):  # anything that somebody's function may raise
+            with suppress(Exception):  # the tested function may raise anything
                 again = _called(fn, _given(problem, arrays, swapped=swapped))[1][0].astype(np.float64)
                 if not causes and not right[0]._replace(right=again).fits(theirs[0]):
                     causes = ("it is not deterministic: another call with the same inputs gives other numbers",)
@@ -201,7 +201,7 @@ def _copy(x: Any) -> Array:
 
 
 def _misbehaved(plan: ProblemPlan, dtype: np.dtype[Any], changed: list[str], *, moved: bool) -> Iterator[str]:
-    """What is wrong with a call whatever its numbers are: the inputs that changed, an earlier result that did."""
+    """Yield faults of a call apart from its numbers: changed inputs, a changed earlier result, a wrong dtype."""
     if changed:
         yield f"it writes into its inputs: {', '.join(changed)} changed during the call"
     if moved:
@@ -214,7 +214,7 @@ def _misbehaved(plan: ProblemPlan, dtype: np.dtype[Any], changed: list[str], *, 
 def _stale(
     plan: ProblemPlan, first: dict[str, Any], second: dict[str, Any], theirs: Array, place: int
 ) -> tuple[str, ...]:
-    """Which inputs of an earlier call give these numbers."""
+    """Name the inputs of an earlier call that give these numbers, as a cache would."""
     arrays = _arrays(first)
     for names in (arrays, *([name] for name in arrays), ["k", "v"]):
         if truths(plan, second | {name: first[name] for name in names})[0][0].fits(theirs):

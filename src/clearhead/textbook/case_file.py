@@ -23,7 +23,7 @@ LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
 
 def read(place: Path, known: Collection[str]) -> dict[str, Any]:
-    """A file's names and values as they are written there; JSON's decimals as Decimal.
+    """Read a file's names and values as written; JSON's decimals as Decimal.
 
     The parts of `spans` are a list of three in JSON, and three arrays spans[0], spans[1], spans[2] in the other files.
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
@@ -31,18 +31,18 @@ def read(place: Path, known: Collection[str]) -> dict[str, Any]:
     """
     kind = place.suffix.lower()
     if kind in (".pkl", ".pickle", ".pt", ".pth"):
-        raise FileError(f"{place.name} is a pickle, which can run any code when it is opened: it is not.", _TENSORS)
+        raise FileError(f"{place.name} is a pickle, which could run code, so it is not opened.", _TENSORS)
     data = _READERS.get(kind, _read_json)(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
-        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
+        raise FileError(f"{place} gives a name twice, in upper case and in lower case.")
     values = dict(joined(lowered))
     check_known(f"key in {place.name}:", values, known)
     return values
 
 
 def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
-    """Which names hold the inputs: q, k, v, or a layer's x, w_q, w_k, w_v; beside these, q, k and v are claims."""
+    """Say which names hold the inputs: q, k, v, or a layer's x, w_q, w_k, w_v (with which q, k and v are claims)."""
     layer = [name for name in LAYER if name in names]
     plain = [name for name in INPUTS if name in names]
     needed: tuple[str, ...] = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
@@ -57,7 +57,7 @@ def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
 
 
 def names_of(data: dict[str, Any]) -> dict[str, Any]:
-    """Take the names of tokens out of a file's values: {"tokens": […], "source_tokens": […]}, None where it has none.
+    """Pop the names of tokens from a file's values: {"tokens": […], "source_tokens": […]}, None for missing ones.
 
     An array of texts, as .npz files hold them, becomes a list.
     """
@@ -67,7 +67,7 @@ def names_of(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """A list of numbers or of true and false, or of equal lists of them; null is -∞ in bias, masked and spans[2]."""
+    """Read nested lists of numbers, or of true and false; null is -∞ in bias, masked and spans[2], NaN in theirs."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
             raise FileError(f"{name} holds {value.dtype}: expected numbers.")
@@ -98,13 +98,13 @@ def numbers(name: str, value: Any) -> Array:
 
 
 def half_a_decimal(value: Any) -> float:
-    """Half of the last decimal in a list: how far the number that was meant may lie from the one that was written."""
+    """Half of the last decimal in a list: how far the written numbers may lie from the numbers that were meant."""
     decimals = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
     return 0.5 * 10.0 ** -max(decimals, -308)
 
 
 def precision(value: Any, array: Array) -> Array:
-    """A list's numbers in the dtype they were printed from: float32 where they have nine digits or are exact in it."""
+    """Guess the dtype that a list was printed from: float32 if its numbers have at most nine digits or are exact."""
     short = all(len(d.as_tuple().digits) <= 9 for d in _decimals(value))
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
@@ -114,7 +114,7 @@ def precision(value: Any, array: Array) -> Array:
 
 
 def value_of(name: str, value: Any) -> Any:
-    """The value of a name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
+    """Convert a value by its name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
     if name in (*INPUTS, *LAYER, "weights", "bias"):
         array = numbers(name, value)
         return array if array.dtype in FLOATS else array.astype(np.float64)
@@ -146,7 +146,7 @@ def _read_json(place: Path) -> dict[str, Any]:
         hint = error.hint or (_JSON if os.path.isfile(place) else "")
         with suppress(FileError):
             if not error.hint and read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
-                hint = "it is NumPy's: np.savez writes a .npz file, which needs that ending."
+                hint = "it is a NumPy file: write it by np.savez, with the ending .npz."
         raise FileError(error.what, hint) from None
 
 

@@ -1,4 +1,4 @@
-"""What a trace is computed of: a layer's arrays and weights that are given, read and checked; and differences."""
+"""Reads and checks a layer's arrays and weights for a trace; and differences of arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def differences(a: Array, b: Array) -> Array:
 
 
 def largest_difference(a: Array, b: Array) -> float:
-    """The largest of them; infinite where the shapes differ."""
+    """The largest of `differences`; infinite if the shapes differ."""
     return float(differences(a, b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
@@ -45,18 +45,18 @@ class LayerArrays:
 
     @property
     def out(self) -> tuple[int, ...] | None:
-        """The shape of W^O; None where the joined heads are the output."""
+        """The shape of W^O; None if there is none, and the joined heads are the output."""
         return self.w["o"].shape if "o" in self.w else None
 
     @np.errstate(invalid="ignore", over="ignore")  # infinite and NaN projections are shown in the trace
     def projected(self, tokens: Array, part: str) -> Array:
-        """Tokens by the weight and the bias of this part, in float64."""
+        """Project tokens by the weight and the bias of "q", "k", "v" or "o", in float64."""
         product: Array = tokens.astype(np.float64) @ self.w[part].astype(np.float64)
         return product + self.b[part].astype(np.float64) if part in self.b else product
 
 
 def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention) -> tuple[LayerArrays, Sizes]:
-    """Read x, context, w_q … w_o and b_q … b_o by name, None for what there is not; and the sizes of its attention.
+    """Read x, context, w_q … w_o and b_q … b_o by name, None if absent; return them and the attention's sizes.
 
     Raises RuleError, ShapeError or DtypeError, which name the array that does not fit.
     """
@@ -65,13 +65,13 @@ def read_layer(arrays: Mapping[str, Any], num_heads: int, convention: Convention
     ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
     for name, array in ready.items():
         if array.ndim < 2 and not name.startswith("b_"):
-            raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
+            raise ShapeError(f"{name} has shape {array.shape}: expected at least two axes.")
     w = {name[2:]: turned(array, convention) for name, array in ready.items() if name.startswith("w_")}
     x = turned(ready["x"], convention)
     context = turned(ready["context"], convention) if "context" in ready else x
     layer = LayerArrays(x, context, w, {name[2:]: b for name, b in ready.items() if name.startswith("b_")})
     if "o" in layer.b and "o" not in w:
-        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+        raise RuleError("b_o is given but w_o is not: it is the bias of the output projection.", "give w_o as well.")
     w_shapes = w["q"].shape, w["k"].shape, w["v"].shape
     sizes = layer_sizes(x.shape, context.shape, w_shapes, layer.out, num_heads, convention)
     for name, b in layer.b.items():

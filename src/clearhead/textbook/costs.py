@@ -1,4 +1,4 @@
-"""What a layer costs, from its sizes n=12 d_model=512 h=8, in symbols and numbers; and sparse patterns, beside n²."""
+"""A layer's costs from sizes such as n=12 d_model=512 h=8, in symbols and numbers; and the costs of sparse patterns."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +19,7 @@ from clearhead.textbook.shapes import Steps, shapes
 NAMES = ("B", "n", "m", "d_model", "h", "h_kv", "d_k", "d_v")
 _SYMBOLS = {"batch": "B", "heads": "h", "kv_heads": "h_kv", "queries": "n", "keys": "m", "heads·d_v": "h·d_v"}
 _WEIGHTS = {"w_q": "h·d_model·d_k", "w_k": "h_kv·d_model·d_k", "w_v": "h_kv·d_model·d_v", "w_o": "h·d_model·d_v"}
-_WORK = {  # multiply-adds of the steps that have some
+_WORK = {  # multiply-adds of each step that has any
     "q": "h·n·d_model·d_k",
     "k": "h_kv·m·d_model·d_k",
     "v": "h_kv·m·d_model·d_v",
@@ -29,7 +29,7 @@ _WORK = {  # multiply-adds of the steps that have some
     "heads": "h·n·m·d_v",
     "output": "h·n·d_model·d_v",
 }
-Product = tuple[str, int | None]  # in symbols, and as a number where it is known
+Product = tuple[str, int | None]  # in symbols, and as a number if it is known
 
 
 def read_sizes(words: Iterable[str]) -> dict[str, int | None]:
@@ -48,15 +48,15 @@ def read_sizes(words: Iterable[str]) -> dict[str, int | None]:
 
 
 def layer_costs(sizes: Mapping[str, int | None]) -> dict[str, Any]:
-    """The steps of a layer from X to U with their costs, from its sizes by name; None is a size without a number.
+    """List the steps of a layer from X to U with their costs, from its sizes by name; None is a size without a number.
 
-    B        texts in a batch; n queries; m keys, for cross-attention, else n; d_model the width of X
-    h, h_kv  query heads, and key heads where several query heads share one; d_k, d_v the widths of a head
+    B        texts in a batch; n: queries; m: keys of cross-attention, default n; d_model: the width of X
+    h, h_kv  query heads; key heads, default h; d_k, d_v: the widths of a head
 
-    d_k is d_model/h and d_v is d_k where they are not given, and d_model is h·d_k.
-    Returns plain values: "steps", each with its shape in symbols and in numbers; the "multiply_adds" of each step, the
-    "parameters" of each matrix, and their sums, as pairs of text in symbols and its number, None where a size has none.
-    Raises UnknownNameError for another name, RuleError or ShapeError where numbers do not divide. O(1).
+    By default, d_k is d_model/h, d_v is d_k, and d_model is h·d_k.
+    Returns plain values: "steps", each with its shape in symbols and in numbers and its "multiply_adds"; the
+    "parameters" of each matrix; and their sums. Costs are pairs of symbols and number, None if a size has no number.
+    Raises UnknownNameError for another name, RuleError or ShapeError if numbers do not divide. O(1).
 
     >>> costs = layer_costs({"n": 12, "d_model": 512, "h": 8})
     >>> costs["steps"][4]["multiply_adds"], costs["bytes_of_weights"]
@@ -91,7 +91,7 @@ def layer_costs(sizes: Mapping[str, int | None]) -> dict[str, Any]:
 
 
 def _completed(known: dict[str, int]) -> dict[str, int]:
-    """The sizes that follow from others, added."""
+    """Add the sizes that follow from the given ones."""
     sizes = dict(known)
     if "d_model" not in sizes and {"h", "d_k"} <= set(sizes):
         sizes["d_model"] = sizes["h"] * sizes["d_k"]
@@ -105,7 +105,7 @@ def _completed(known: dict[str, int]) -> dict[str, int]:
 
 
 def _steps(named: Collection[str], known: dict[str, int]) -> Steps:
-    """The steps of such a layer; a size that is not known is 1 here, or as many heads as there are key heads."""
+    """The steps of a layer; unknown sizes are 1 here, and unknown heads as many as the key heads."""
     s = dict.fromkeys(NAMES, 1) | {"h": known.get("h_kv", 1)} | known
     kv_heads = s["h_kv"] if "h_kv" in named else s["h"]
     lead = (s["B"],) if "B" in named else ()
@@ -120,7 +120,7 @@ def _steps(named: Collection[str], known: dict[str, int]) -> Steps:
 
 
 def _sum(products: Collection[Product]) -> Product:
-    """The sum, those of the same symbols counted: 2·h·n²·d_k + h·n²."""
+    """Add products, counting equal symbols: 2·h·n²·d_k + h·n²."""
     counts = Counter(symbols for symbols, _ in products)
     numbers = [number for _, number in products if number is not None]
     text = " + ".join(symbols if count == 1 else f"{count}·{symbols}" for symbols, count in counts.items())
@@ -128,15 +128,15 @@ def _sum(products: Collection[Product]) -> Product:
 
 
 def sparse_patterns(n: int, width: int) -> dict[str, tuple[Rules, Array]]:
-    """Full attention over n tokens, and three patterns whose cost grows with n·width instead of n².
+    """Compare full attention over n tokens with three patterns whose cost grows with n·width instead of n².
 
     window     a token attends to itself and to `width` tokens on each side
     blocks     the text is cut into blocks of `width`; a token attends to its own block, the one before, and the first
-    segments   several texts of `width` tokens in one row, each on its own
+    segments   several texts of `width` tokens packed in one row; tokens attend within their text
 
-    Returns by name the rules of `attention` that make it, and which pairs of a query and a key it has, (n, n): each
-    pair costs d_k multiply-adds for S and d_v for A·V.
-    Raises RuleError for anything but whole numbers from 1 up, SizeError for more pairs than the memory. O(n²).
+    Returns, by name, the pattern's rules for `attention` and its pairs of query and key, bool (n, n): each pair costs
+    d_k multiply-adds for S and d_v for A·V.
+    Raises RuleError unless both are whole numbers from 1 up, SizeError if the pairs do not fit in memory. O(n²).
     Source: Child et al. 2019; Beltagy et al. 2020 (window); Zaheer et al. 2020 (blocks).
 
     >>> {name: int(seen.sum()) for name, (rules, seen) in sparse_patterns(12, 2).items()}

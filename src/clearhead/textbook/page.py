@@ -1,4 +1,4 @@
-"""The document of the page that explains a trace: attention from its inputs to its output, in numbers and sentences.
+"""Makes the document of the page that explains a trace: attention from inputs to output, in numbers and sentences.
 
 The page computes every score and weight itself, from the q, k and rules that the document holds.
 """
@@ -30,9 +30,9 @@ class PageLayer:
 
     problem: Problem
     steps: Steps
-    arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; where known x, w_q, …, output
+    arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; if known x, w_q, …, output
     number: int | None = None
-    g: Array | None = None  # (batch, heads, queries, d_v): the derivative of some number by A·v
+    g: Array | None = None  # (batch, heads, queries, d_v): the gradient of some number at A·v
 
 
 def story(
@@ -44,12 +44,12 @@ def story(
     claimed: Mapping[str, Array] = MappingProxyType({}),
     kept: Collection[int] | None = None,
 ) -> Document:
-    """The document of a page with steps.
+    """Make the document of a page with steps.
 
-    told      entries of its header: convention, tokens, sources (the keys' texts, where they are not the queries'),
-              chosen (which layer, head and query it shows first), facts, claims
-    claimed   the arrays of wrong claims, by the names of their steps
-    kept      the numbers of the layers that have steps and weights, in bfloat16; None: all, as they are
+    told      entries of its header: convention, tokens, sources (the keys' texts, if they differ from the queries'),
+              chosen (the layer, head and query shown first), facts, claims
+    claimed   the arrays of wrong claims, by step
+    kept      the numbers of the layers that keep steps and weights, in bfloat16; None: all layers, in their dtype
     Raises RuleError for another language.
     """
     entries = {"convention": "rows", "tokens": None, "sources": None, "facts": {}, "claims": [], **told}
@@ -68,7 +68,7 @@ def story(
 
 
 def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
-    """A layer with what the page has room for: nothing where it is not kept, and X and U only with the projections."""
+    """Reduce a layer to what the page has room for: nothing unless it is kept, X and U only with the projections."""
     if kept is None or layer.number not in kept:
         return layer if kept is None else replace(layer, arrays={})
     names = set(layer.arrays if "w_q" in layer.arrays else "qkv") - {"logsumexp"}
@@ -76,7 +76,7 @@ def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
 
 
 def _runs(layers: Sequence[PageLayer], tokens: Sequence[str] | None, text: Sequence[str] | None) -> list[ShownRun]:
-    """The layers as runs to show, one for each batch item; none where there are no weights."""
+    """Make a run to show of the layers for each batch item; none if there are no weights."""
     problem = layers[0].problem
     if any(0 in (*layer.problem.shape, layer.problem.d_k) for layer in layers):
         return []
@@ -97,7 +97,7 @@ def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
 
 
 def both(key: str, **values: object) -> Translations:
-    """One sentence in both languages."""
+    """Say one sentence in both languages."""
     return {language: say(language, key, **values) for language in LANGUAGES}
 
 
@@ -112,7 +112,7 @@ def opening(runs: list[Any], title: str, language: Language) -> dict[str, Any]:
 
 
 def _words(language: Language, layers: Sequence[PageLayer], convention: Convention) -> dict[str, Any]:
-    """The sentences that the reports use too, and the translations of the few words in formulas."""
+    """The sentences that the page shares with the reports, and translations of the words in formulas."""
     columns = convention == "columns"
     sentences = {name: say(language, in_columns(name) if columns else name) for name in _SENTENCES}
     for step in (step for layer in layers for step in layer.steps):
@@ -124,7 +124,7 @@ def _words(language: Language, layers: Sequence[PageLayer], convention: Conventi
 
 
 def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """A layer's entry in the header; its arrays are added to `arrays`, those that are there already only once."""
+    """Make a layer's entry in the header; adds its arrays to `arrays`, without duplicates."""
     problem = layer.problem
     rules, rule_arrays = packed(problem)
     rule_arrays = rule_arrays if layer.arrays else {}

@@ -1,6 +1,6 @@
-"""`ch.shapes`: every step from X to the output with its symbol, formula, axes, shape and cost, before computing.
+"""`ch.shapes`: every step from X to the output with symbol, formula, axes, shape and cost, without computing.
 
-The list of steps is written once, here; `trace` adds the arrays.
+The list of steps is written only here; `trace` adds the arrays.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -33,11 +33,11 @@ class Step:
     shape: tuple[int, ...]
     multiply_adds: int
     bytes: int
-    words: str = ""  # which sentence of words/ says what it does
+    words: str = ""  # the key of the sentence in words/ that describes it
     array: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """What describes the step, without its array."""
+        """The step's description as plain values, without its array."""
         described = {"name": self.name, "symbol": self.symbol, "formula": self.formula, "axes": self.axes}
         return described | {"shape": self.shape, "multiply_adds": self.multiply_adds, "bytes": self.bytes}
 
@@ -67,7 +67,7 @@ class Steps(tuple[Step, ...]):
 
 
 class Sizes(NamedTuple):
-    """The sizes behind one attention: lead (batch axes), then heads or None in 2-D, then the rest."""
+    """The sizes of one attention: lead (batch axes), then heads (None in 2-D), then the rest."""
 
     lead: tuple[int, ...]
     heads: int | None
@@ -101,7 +101,7 @@ def shapes(
     context: Any = None,
     convention: Convention = "rows",
 ) -> Steps:
-    """The shape of every step of attention, before anything is computed.
+    """List the shape and cost of every step of attention, without computing anything.
 
     Give arrays, or only their shapes as tuples: either
 
@@ -115,11 +115,11 @@ def shapes(
     num_heads       query heads
     context         (…, keys, d_context) for cross-attention
 
-    convention      "rows" for tokens as rows; "columns" swaps the last two axes of all of these
+    convention      "rows" for tokens as rows; "columns" for all of these with their last two axes swapped
 
-    Returns the steps in order, each with name, symbol, formula, axes, shape, multiply-adds and bytes (those of float32
-    for bare shapes); they print as a table.
-    Raises ShapeError where shapes do not fit, with the transpose that would, RuleError for another convention or a
+    Returns the steps in order, each with name, symbol, formula, axes, shape, multiply-adds and bytes (as float32 if
+    only shapes are given); they print as a table.
+    Raises ShapeError if shapes do not fit, with the transpose that would fit; RuleError for another convention or a
     num_heads that is not a whole number from 1 up. O(1) time and memory.
 
     >>> import clearhead as ch
@@ -159,7 +159,7 @@ def layer_sizes(
     num_heads: int,
     convention: Convention,
 ) -> Sizes:
-    """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
+    """Compute a layer's sizes, all in rows convention. Raises ShapeError, which names the matrix that does not fit."""
     num_heads = whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
@@ -170,7 +170,7 @@ def layer_sizes(
             label = "x" if alone else source
             swap = len(w) == 2 and w[1] == shape[-1]
             raise ShapeError(
-                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {shape[-1]}: they must meet.",
+                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {shape[-1]}: d_in must match.",
                 f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
             )
     if tuple(x[:-2]) != tuple(context[:-2]):
@@ -241,7 +241,7 @@ def layer_steps(
     """The steps from X to U: projections, heads, attention, concatenation, output projection.
 
     x, context, out   the widths of X, of the other text (None is self-attention) and of U (None is no W^O)
-    biases            the names of those there are, such as b_q; None: what the projections do is not known
+    biases            the names of the biases, such as b_q; None: the projections are unknown functions
     through           what is applied to Q and K after their projections, such as RoPE({})
     normalised        is X the output of a layer norm?
     """
@@ -287,9 +287,9 @@ def _product(sizes: Sizes, left: str, right: str) -> str:
 def _step(
     sizes: Sizes, name: str, formula: str, axes: tuple[str, str], work: int, words: str = "", wide: int | None = None
 ) -> Step:
-    """A step with its leading axes, as it is told; `words` is what is said of it, else its name.
+    """Make a step with its leading axes; `words` is the key of its sentence, by default its name.
 
-    wide   the size of a last axis that is not in Sizes
+    wide   the size of the last axis, if it is not in Sizes
     """
     heads = "kv_heads" if name in ("k", "v") else "heads"
     lead = [("batch", size) for size in sizes.lead]
@@ -302,7 +302,7 @@ def _step(
 
 
 def turned(array: Array, convention: Convention) -> Array:
-    """Between rows and columns convention: the last two axes swapped for columns."""
+    """Convert between rows and columns convention: swap the last two axes for "columns"."""
     return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
 
 
@@ -314,11 +314,11 @@ def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
         raise ShapeError(expected(name, sizes, "an array, or its shape in whole numbers"), f"{name}=(3, 4)")
     shape = tuple(map(int, sizes))
     if len(shape) < 2:
-        raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
+        raise ShapeError(f"{name} has shape {shape}: expected at least two axes.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
 def _share(name: str, width: int, parts: int, what: str) -> int:
     if parts == 0 or width % parts:
-        raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
+        raise ShapeError(f"{name} is {width} wide, no multiple of {what}.", f"{name} is (d_model, heads·width).")
     return width // parts

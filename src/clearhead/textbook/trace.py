@@ -1,6 +1,6 @@
-"""`ch.trace`: every intermediate of attention, with its name and cost, compared with the fast engine's output.
+"""`ch.trace`: every intermediate of attention with its name and cost, and the output compared with the fast engine's.
 
-`trace_layer` goes from a layer's X to U.
+`trace_layer` does the same for a whole layer, from X to U.
 """
 
 import os
@@ -62,7 +62,7 @@ class TokenTrace:
     def written_out(self, head: int = 0, count: int = 8, *, tokens: Any = None) -> str:
         """One head's weighted sum as text, its `count` largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16].
 
-        tokens   (keys,) strings, written in the place of the keys' numbers: 0.92·v_sat
+        tokens   (keys,) strings to write instead of the keys' numbers: 0.92·v_sat
         Raises SelectionError for an unknown head or tokens that are no strings, RuleError where `count` is not a whole
         number from 0 up, ShapeError for tokens of another number.
         """

@@ -1,4 +1,4 @@
-"""Why scores are divided by √d_k, in numbers: the variance of q·k, a softmax that saturates, and its gradients."""
+"""Shows why scores are divided by √d_k: the variance of q·k, the softmax that saturates, and its gradients."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ WIDTHS = (1, 4, 16, 64, 256)
 
 
 class WhyScale(NamedTuple):
-    """Random queries and keys of several widths: the softmax of q·k, and beside it that of q·k/√d_k.
+    """Statistics of random queries and keys of several widths, for the softmax of q·k and that of q·k/√d_k.
 
-    Arrays are (widths, 2, …); largest and slope are means over the queries.
+    Arrays are (widths, 2, …), the 2 being without and with the scale; largest and slope are means over the queries.
     """
 
     d_k: Array  # (widths,)
-    variance: Array  # (widths, 2): of q·k, which is d_k but for the luck of the draw, and of q·k/√d_k, which is 1
+    variance: Array  # (widths, 2): of q·k, about d_k, and of q·k/√d_k, about 1
     largest: Array  # (widths, 2): the largest weight
-    slope: Array  # (widths, 2): a(1 - a) of it, what it changes by with its own score
-    gradient: Array  # (widths, 2, 2): ‖∂a/∂q‖ of the largest weight: the median over the queries, and the largest
+    slope: Array  # (widths, 2): a(1 - a), the largest weight's derivative by its score
+    gradient: Array  # (widths, 2, 2): ‖∂a/∂q‖ of the largest weight: median and maximum over the queries
 
     def to_json(self) -> dict[str, Any]:
         """The arrays as lists, by name."""
@@ -34,16 +34,16 @@ class WhyScale(NamedTuple):
 
 
 def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 1000, seed: int = 0) -> WhyScale:
-    """The variance of q·k, its softmax and the gradients, without and with 1/√d_k, for queries and keys of some widths.
+    """Measure the variance of q·k, its softmax and the gradients, without and with 1/√d_k, for some widths.
 
     widths          the values of d_k
-    keys, queries   each query has this many keys of its own; more queries make the numbers steadier
-    seed            of the random numbers, which are independent with mean 0 and variance 1
+    keys, queries   the number of queries, and of keys that each of them has; more queries give steadier numbers
+    seed            the seed of the random numbers, which are independent with mean 0 and variance 1
 
-    Returns plain arrays, the same for the same seed; those of a width do not depend on the other widths. Raises
-    SelectionError or RuleError for anything but whole numbers, at least one, SizeError for more than the memory.
+    Returns a WhyScale; the same seed gives the same numbers, whatever the other widths are. Raises SelectionError or
+    RuleError unless all are whole numbers and `widths` has one, SizeError if they do not fit in memory.
     O(queries·keys·d_k) for each width.
-    Source: Vaswani et al. 2017, section 3.2.1, footnote 4: then q·k = Σ q_c·k_c has mean 0 and variance d_k.
+    Source: Vaswani et al. 2017, section 3.2.1, footnote 4: q·k = Σ q_c·k_c has mean 0 and variance d_k.
 
     >>> scale = why_scale((4, 64))
     >>> scale.variance.round(1).tolist()
@@ -61,7 +61,7 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
-    """The parts of a WhyScale for one width; every query, with keys of its own, is a head of the definition."""
+    """Compute a WhyScale's rows for one width; each query with its own keys is one head of the definition."""
     q, k = rng.standard_normal((queries, 1, d_k)), rng.standard_normal((queries, keys, d_k))
     calls = [describe(q, k, None, {"scale": scale}) for scale in (1.0, d_k**-0.5)]
     books = [definition.attend(call.problem, call.q, call.k) for call in calls]
