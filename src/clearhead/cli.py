@@ -249,7 +249,7 @@ def _lesson(options: argparse.Namespace) -> int:
 
 
 def _case(options: argparse.Namespace, console: "Console | None") -> Path:
-    """The file asked for; without one an example of the command, which the terminal names so."""
+    """The given file, or the command's example, which the terminal then announces."""
     if options.file is None and console is not None:
         console.print(f"{say(options.lang, f'{options.command} example')}\n")
     return Path(options.file or Path(__file__).parent / "textbook" / f"{options.command}.json")

@@ -7,7 +7,7 @@ ClearheadError
 ├── UnknownNameError  (TypeError)     a rule or option that does not exist
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── SizeError         (MemoryError)   the result would not fit in the machine's memory
-├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── EngineError       (RuntimeError)  no engine, or not the one named, can run this problem
 ├── DerivativeError   (RuntimeError)  a derivative that does not exist, such as the second of a peak
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
@@ -56,7 +56,7 @@ class SizeError(ClearheadError, MemoryError):
 
 
 class EngineError(ClearheadError, RuntimeError):
-    """The engine asked for cannot run this problem."""
+    """No engine, or not the one named, can run this problem."""
 
 
 class DerivativeError(ClearheadError, RuntimeError):

@@ -92,7 +92,7 @@ class Call:
         return {name: self.give(x) for name, x in results.items()}
 
     def as_given(self, engine: str | None) -> Given:
-        """What a caller would give for this call, with 4 axes."""
+        """Turn the call back into a caller's arguments, with 4 axes."""
         rules: Any = self.problem.keywords()
         rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
         return Given(self.restore(self.q), self.restore(self.k), rules, engine)

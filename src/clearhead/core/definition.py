@@ -293,7 +293,7 @@ def others_of(masked: Any, along: Any) -> Others:
 
 
 def by_logits(a: Matrix, slopes: Any) -> Any:
-    """The gradient of the loss at the logits, a_ij·slope_ij: ∂loss/∂a_ij less its mean over the row is the slope."""
+    """The gradient of the loss at the logits, a_ij·slope_ij, for slopes ∂loss/∂a_ij less their mean over the row."""
     return namespace(slopes).where(a.hidden(), 0.0, a.weights * slopes)
 
 

@@ -111,7 +111,7 @@ def json_of(path: str | os.PathLike[str], *, number: Callable[[str], Any] | None
 
 
 def toml_of(package: str, name: str) -> dict[str, Any]:
-    """What a TOML file of one of clearhead's packages, such as "clearhead.models", says."""
+    """Read a TOML file in one of clearhead's packages, such as "clearhead.models"."""
     import tomllib
 
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))

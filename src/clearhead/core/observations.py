@@ -178,7 +178,7 @@ def operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int
 
 
 def values_of(problem: Problem, v: Any, *heads: int) -> Array:
-    """Read v, (batch, 1 or one of these numbers of heads, keys, d_v), narrowed by autocast as q and k are.
+    """Read v, (batch, 1 or one of these numbers of heads, keys, d_v), cast by autocast like q and k.
 
     Raises ShapeError or DtypeError where it does not fit.
     """

@@ -79,9 +79,9 @@ class Problem:
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
-        """How many keys before and after its own position a query may attend to, (left, right); causal is a right of 0.
+        """How many keys before and after its position a query may attend to, (left, right); causal makes right 0.
 
-        None is no limit.
+        None means no limit.
         """
         left, right = self.window
         if self.causal:

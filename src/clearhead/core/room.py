@@ -65,7 +65,7 @@ def _of_system() -> int:
 
 
 def _of_groups() -> list[int]:
-    """What is left of the limit of the process's control group; empty where that sets none."""
+    """The bytes left of the control group's memory limit, as a list; [] if it has none."""
     group = Path("/sys/fs/cgroup")
     try:
         limit, taken = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -76,7 +76,7 @@ def _of_groups() -> list[int]:
 
 
 def _of_process() -> list[int]:
-    """What is left of this process's own limit of addresses (ulimit -v); empty where it has none."""
+    """The bytes left of this process's limit of addresses (ulimit -v), as a list; [] if it has none."""
     try:
         import resource
 

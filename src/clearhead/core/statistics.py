@@ -158,7 +158,7 @@ class Wanted:
     keep_float32: bool = False  # answer the output in the statistics' dtype, to be rounded by the caller
 
     def names(self) -> list[str]:
-        """What is asked for, in the order of the table."""
+        """The requested statistics, in the order of the table."""
         return [name for name in STATISTICS if (x := getattr(self, name, None)) is not None and x is not False]
 
     def shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -169,11 +169,11 @@ class Wanted:
         return sizes["batch"], *(each[axis] if axis in each else sizes[axis] for axis in STATISTICS[name].axes)
 
     def rows(self) -> list[str]:
-        """The statistics asked for that the row pass computes; of effects, none."""
+        """The requested statistics that the row pass computes; none for effects."""
         return [name for name in self.names() if self.of == "weights" and STATISTICS[name].computed == "rows"]
 
     def columns(self) -> list[str]:
-        """The statistics asked for that the column pass computes; of effects, all."""
+        """The requested statistics that the column pass computes; all for effects."""
         return [name for name in self.names() if self.of == "effects" or STATISTICS[name].computed == "columns"]
 
     def for_queries(self, queries: range) -> "Wanted":

@@ -36,7 +36,7 @@ class Mistake:
     mend: Sentence  # the line to change
     needs: Sentence  # what an input must have to show it
     when: Sequence[str] = ()  # the conditions under which it can be made
-    # How it shows: by exact numbers, by exact numbers that depend on a size such as the keys', or by rounding only.
+    # How it shows: in the numbers, only in a size (how many keys or queries come first or last), or only in rounding.
     evidence: Literal["numbers", "a size", "rounding"] = "numbers"
     seldom: bool = False  # never tried together with another seldom one
 

@@ -30,7 +30,7 @@ _WIDEST = 1e-2  # relative tolerance above which the root mean square of all num
 _FEW = 64  # the root mean square of fewer numbers says little
 _CLEAR = 0.3  # a correlation above this is not chance
 _SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
-_HALVINGS = 56  # steps of the bisection for an unknown number, enough for nearly all of its bits
+_HALVINGS = 56  # steps of the bisection for an unknown number; its last bits would take 80 and more
 _MUCH = 2**11  # with more scores than this in a row (over all heads), only one row is compared first
 _WIDE = 2**19  # with more scores than this per head, mistakes that need all of them are not tried
 

@@ -176,7 +176,7 @@ def described(problem: Problem) -> Any:
 
 @cache
 def _has_team() -> bool:
-    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
+    """Tell the kernel about PyTorch's OpenMP threads; return whether they can run it."""
     functions = openmp_of_torch()
     if functions is not None:
         kernel.use_team(*functions)

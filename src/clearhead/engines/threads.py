@@ -1,4 +1,4 @@
-"""How many threads the native engine may use: what the user set, else as many processors as this process may use."""
+"""The number of threads of the native engine: the user's, else as many as the processors that this process may use."""
 
 import ctypes
 import os

@@ -162,7 +162,7 @@ class _Changing(Passes):
             ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit in acting)]
             if ran:
                 raise RuleError(
-                    f"{idle[0]} never acted: none of its queries may see any of its keys.",
+                    f"{idle[0]} never acted: none of its queries sees any of its keys.",
                     "choose keys that come before the queries: causal attention sees no later ones.",
                 )
             rest = f", {kinds} did not" if kinds else ""

@@ -94,7 +94,7 @@ def recorder_of(q: Any) -> ModuleType:
 def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: Unpack[Rules]) -> engines.Plan:
     """Say which engine `attention` would choose and why each faster one cannot run, without computing anything.
 
-    Parameters and errors as `attention`; v may be left out. Returns a Plan, which prints as one line per engine:
+    Parameters and errors as `attention`; v may be left out. Returns a Plan, which prints as a few lines:
     `engine` is the chosen engine's name, `reasons` maps the name of each engine passed over to a list of sentences, and
     `experimental` says why the chosen engine counts as experimental, or is "". O(1) in the lengths, apart from reading
     rules that are arrays.

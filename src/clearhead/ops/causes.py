@@ -59,7 +59,7 @@ class EffectMatrix(LazyMatrix):
 
     def __init__(self, kind: Kind, weights: Any, v: Array, g: Array) -> None:
         self.kind, self._weights, self._v, self._g = kind, weights, v, g
-        self._engine  # noqa: B018  raises where the engine that was asked for computes no effects
+        self._engine  # noqa: B018  raises if the named engine computes no effects
 
     @property
     def call(self) -> Call:

@@ -75,7 +75,7 @@ class LazyMatrix(NDArrayOperatorsMixin):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
         if copy is False:
-            raise RuleError("the weights are computed when asked for: an array of them is always a copy.")
+            raise RuleError("the weights are not stored: an array of them is always a copy.", "np.asarray(A)")
         return np.asarray(as_rule_array(self[...], "weights"), dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:  # for torch.as_tensor

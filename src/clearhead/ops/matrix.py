@@ -285,7 +285,7 @@ class AttentionMatrix(LazyMatrix, Display, Editable):
         return self.observe(distance=True).distance
 
     def diagonal(self) -> Any:
-        """The weight that each query gives the key at its own position, (…, heads, queries); 0 where there is none.
+        """The weight that each query gives the key at its position, (…, heads, queries); 0 if no key is there.
 
         >>> import numpy as np, clearhead as ch
         >>> ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True).diagonal()

@@ -190,7 +190,7 @@ class _Shards:
                 for split, one in zip(self.split, places, strict=True)
             ]
             x = x.redistribute(placements=places).to_local(grad_placements=slopes)
-            x = x if type(x) in (Tensor, torch.nn.Parameter) else x.clone()  # waits for what is still being sent
+            x = x if type(x) in (Tensor, torch.nn.Parameter) else x.clone()  # waits until all of it has arrived
         elif axes and isinstance(x, (list, tuple)):
             x = as_rule_array(x, name)
         for place in range(-min(len(axes), getattr(x, "ndim", 0)), 0):

@@ -43,7 +43,7 @@ def text_of(stack: str, *, has_source: bool) -> str:
 
 
 class LayerCall(NamedTuple):
-    """Which layer a call of an attention module is, and which call of that module in this pass, from 1 up."""
+    """One call of an attention module: its layer, and its number among the module's calls in this pass, from 1 up."""
 
     module: Any
     number: int

@@ -89,7 +89,7 @@ def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
 
 
 def _tf32() -> bool:
-    """Whether PyTorch is set to allow TF32. Reading the older setting where a newer exists would raise."""
+    """Does PyTorch allow TF32? Where a newer setting exists, reading the older one would raise."""
     setting: Any = torch.backends.cuda.matmul
     newer = getattr(setting, "fp32_precision", None)
     return bool(setting.allow_tf32 if newer is None else newer == "tf32")
