@@ -229,7 +229,7 @@ def test_a_mean_is_that_of_the_real_queries_of_a_whole_text():
             expected = model(**passed).logits
         with ch.change(model, ch.off(to="mean", heads=[1])):
             close(model(**passed).logits, expected, real)
-    goes_on = pytest.raises(RuleError, match=r"this one goes on with a text.\n\nhint: use_cache=False")
+    goes_on = pytest.raises(RuleError, match=r"this run continues a cache.\n\nhint: use_cache=False")
     with goes_on, ch.change(model, ch.off(to="mean", heads=[1])):
         model.generate(**passed, **greedy(4))
 

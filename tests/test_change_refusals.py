@@ -45,7 +45,7 @@ RUNNING: list[tuple[Any, type[Exception], str]] = [  # what the text has not, be
     (ch.cut(keys=11), SelectionError, r"layer 0: cut\(keys=11\): keys has position 11, but the text has 11 tokens"),
     (ch.off(heads=[4]), SelectionError, r"layer 0: off\(.*\): there is no head 4 in layer 0, which has 4"),
     (ch.cut(queries=-12, layers=[1]), SelectionError, "layer 0: .*queries has position -12"),
-    (ch.cut(keys="w2"), SelectionError, "keys is the word 'w2', and there is no tokenizer"),
+    (ch.cut(keys="w2"), SelectionError, "keys is the word 'w2', but there is no tokenizer"),
 ]
 
 
@@ -63,7 +63,7 @@ def test_words_not_there_or_several_times_are_refused():
     passed["input_ids"] = torch.tensor([[20, 21, 22, 21], [20, 21, 22, 23]])
     for word, words in (
         ("w23", "of sequence 0 has no such word"),
-        ("w21", r"(?s)of sequence 0 has it 2 times.*'w21#1' is the first, 'w21#all' all of them"),
+        ("w21", r"(?s)of sequence 0 has it 2 times.*'w21#1' is the first, 'w21#all' means all of them"),
         ("w21#2", "of sequence 1 has 'w21' once"),
     ):
         with pytest.raises(SelectionError, match=words), ch.change(model, ch.cut(keys=word), tokenizer=Letters()):
@@ -120,7 +120,7 @@ def test_what_another_run_cannot_bring_is_refused():
             model(**passed)
     with torch.no_grad(), ch.change(model, [ch.like(clean, layers=[1], heads=[2]), ch.cut(keys=5, heads=[0])]):
         run(passed, layers=[0])
-        with pytest.raises(RuleError, match="layer 1: its weights are those of another run"):
+        with pytest.raises(RuleError, match="layer 1: its weights come from another run"):
             run(passed)
 
 
@@ -140,7 +140,7 @@ def test_attention_outside_the_interface_is_named():
 
 def test_a_watched_sequence_is_changed_as_a_whole():
     model, passed = build("llama"), inputs("llama")
-    words = "layer 0: a block of ch.change began or ended within one sequence"
+    words = "layer 0: a block of ch.change began or ended within a sequence"
     with torch.no_grad(), ch.watch(model):
         first = model(**passed, use_cache=True)
         with pytest.raises(RuleError, match=words), ch.change(model, ch.cut(keys=1)):

@@ -234,7 +234,7 @@ EDITS = {
     "--cut 'on>egg'": "no such word",
     "--cut 'on>Sat'": "did you mean 'sat'",
     "--cut '4>0'": "position 4, but the text has 4 tokens. hint: positions are 0 to 3",
-    "--cut 'humpty>on'": "none of its queries came with a key",
+    "--cut 'humpty>on'": "none of its queries sees any of its keys",
     "--cut 'on>sat@2'": "there is no layer 2 in rhymes",
     "--cut 'on>sat@0.8'": "there is no head 8 in layer 0, which has 8",
     "--boost sat": "expected KEYS=NUMBER",

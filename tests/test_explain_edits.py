@@ -110,7 +110,7 @@ def test_the_heads_asked_for_are_those_of_an_edit_without_a_place():
     refused = call("explain", TEXT, "--off", "1.2", "--steps")
     assert (refused.returncode, "without --steps" in refused.stderr) == (2, True)
     for options, what in (
-        (("--cut", "mary>little"), "none of its queries came with a key that it sees"),
+        (("--cut", "mary>little"), "none of its queries sees any of its keys"),
         (("--cut", "dog>mary"), "the text has no such word"),
         (("--off", "7.0"), "there is no layer"),
     ):

@@ -281,7 +281,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no dictionary": (["entropy"], "clearhead is .*: expected a dictionary, or one as JSON"),
     "an unknown choice": ({"entropie": True}, "a choice of the request is 'entropie': expected layers, entropy"),
     "a text for a flag": ({"entropy": "yes"}, "entropy is 'yes': expected True or False"),
-    "nothing": ({"layers": [0]}, "clearhead has nothing to watch"),
+    "nothing": ({"layers": [0]}, "clearhead was given nothing to watch"),
     "a layer too many": ({"entropy": True, "layers": [3]}, r"layers is \[3\]: expected .* from 0 to 2"),
     "a span that is empty": ({"spans": [[3, 3]]}, r"spans is .*: expected at most 64 pairs \[start, stop\)"),
     "a span beyond the prompt": ({"spans": [[0, 31]]}, "within the prompt's 30 tokens"),
@@ -308,7 +308,7 @@ def test_a_request_with_wrong_choices_is_refused_early(vllm: Modules, monkeypatc
     platform.validate_request({"prompt_embeds": None}, SimpleNamespace())
     monkeypatch.delenv(records.FILE)
     params.extra_args = ASKED["a"]
-    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="nobody could read what"):
+    with pytest.raises(vllm["vllm.exceptions"].VLLMValidationError, match="has no file to write"):
         platform.validate_request(prompt, params)
 
 

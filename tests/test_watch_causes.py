@@ -332,7 +332,7 @@ def test_a_model_without_a_graph_is_refused_before_it_runs(mode: Any):
 def test_what_cannot_be_is_refused_by_name():
     model, passed = build("bert", attention_probs_dropout_prob=0.5), drawn("bert")
     with (
-        pytest.raises(RuleError, match=r"layer 0: causes=True, and dropout \(0\.5\)"),
+        pytest.raises(RuleError, match=r"layer 0: causes=True cannot be used with dropout \(0\.5\)"),
         ch.watch(model.train(), causes=True),
     ):
         model(**passed)

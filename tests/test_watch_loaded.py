@@ -67,7 +67,7 @@ def test_another_run_of_a_decoder_is_put_in(tmp_path: Path):
     _, known = run_watched(inner, {"input_ids": other})
     with ch.change(model, ch.like(clean, layers=[1], heads=[0, 2])):
         run = model.run(TEXT)
-        with pytest.raises(RuleError, match="are those of another run"), ch.watch(model):
+        with pytest.raises(RuleError, match="come from another run"), ch.watch(model):
             model.run(TEXT)
     with ch.change(inner, ch.like(known, layers=[1], heads=[0, 2])), torch.no_grad():
         np.testing.assert_allclose(run.logits, inner(ids).logits[0], atol=1e-4)
@@ -107,7 +107,7 @@ def test_what_a_decoder_cannot_do_in_a_block_is_refused(tmp_path: Path):
     with pytest.raises(RuleError, match=r"never acted: .* did not run inside the block"), ch.change(model, cut):
         pass
     with (
-        pytest.raises(RuleError, match="none of its queries came with a key"),
+        pytest.raises(RuleError, match="none of its queries sees any of its keys"),
         ch.change(model, ch.cut(queries=0, keys=3)),
     ):
         model.run(TEXT)

@@ -67,5 +67,5 @@ def test_what_cannot_be_verified_is_refused():
     del model
     gc.collect()
     for one in (seen, again):
-        with pytest.raises(RuleError, match="model that was watched is gone"):
+        with pytest.raises(RuleError, match="model that was watched no longer exists"):
             one.verify(seen.strongest(2), lambda: 0.0)

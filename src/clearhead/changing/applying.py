@@ -23,7 +23,7 @@ from clearhead.ops.span_terms import SpanTerm, combined, host
 from clearhead.watching.places import Place, Positions, Text, find
 
 Rules = dict[str, Any]
-OTHER_RUN = "the layer has another run's weights (ch.like), which ch.watch cannot see.", "leave it out of layers=[…]."
+OTHER_RUN = "its weights come from another run (ch.like), and ch.watch cannot see them.", "leave it out of layers=[…]."
 
 
 @dataclass(frozen=True, eq=False)
