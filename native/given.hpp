@@ -114,7 +114,7 @@ class Reader {
     std::pair<nb::object, void*> make(int ndim, int64_t* shape, nb::dlpack::dtype dtype) const {
         shape += 4 - ndim;
         if (!api) {
-            static PyObject *empty = nullptr, *kinds[3];  // never let go: the interpreter may end before
+            static thread_local PyObject *empty = nullptr, *kinds[3];  // never let go: the interpreter may end before
             if (!empty) {
                 const nb::module_ numpy = nb::module_::import_("numpy");
                 const char* const names[] = {"f8", "f4", "f2"};
@@ -149,8 +149,8 @@ class Reader {
   private:
     // The table of a tensor type; null where it has none that is known here.
     static const ExchangeApi* exchange_api_of(PyTypeObject* type) {
-        static PyTypeObject* latest = nullptr;  // under the interpreter's lock, as all of this
-        static const ExchangeApi* found = nullptr;
+        static thread_local PyTypeObject* latest = nullptr;  // of each thread: Python may have no lock
+        static thread_local const ExchangeApi* found = nullptr;
         if (type == latest) return found;
         PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
         void* table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
