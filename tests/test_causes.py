@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
 
 import clearhead as ch
-from cause_problems import (
-    ENGINES,
-    Causes,
-    along,
-    check_elements,
-    check_observed,
-    each_engine,
-)
+from cause_problems import ENGINES, Causes, along, check_elements, check_observed, each_engine
 from clearhead.core import definition
 from clearhead.core.axes import Array
 from problems import Case, on_every_engine

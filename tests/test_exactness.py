@@ -249,11 +249,7 @@ def test_a_row_that_large_numbers_forbid_as_a_whole_is_the_mean(number: float):
 
 LOWEST = float(np.finfo(np.float64).min)
 FIRST = np.arange(6)[:, None] < 2  # queries
-REFUSED: dict[str, list[Any]] = {
-    "scale": [1e-46, -1e39, [1e19]],
-    "softcap": [1e-46, 1e19],
-    "alibi_slopes": [[-1e39]],
-}
+REFUSED: dict[str, list[Any]] = {"scale": [1e-46, -1e39, [1e19]], "softcap": [1e-46, 1e19], "alibi_slopes": [[-1e39]]}
 COMPUTED: list[dict[str, Any]] = [
     {"scale": 1e18},
     {"scale": 1e-18},

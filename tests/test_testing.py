@@ -190,10 +190,7 @@ def test_a_number_below_the_smallest_of_float16_may_be_zero():
 
 @pytest.mark.parametrize(
     ("does", "kind", "mask"),
-    [
-        ("no maximum", "large scores", None),
-        ("reads hidden values", "NaN behind the mask", True),
-    ],
+    [("no maximum", "large scores", None), ("reads hidden values", "NaN behind the mask", True)],
 )
 def test_each_kind_finds_its_mistake(does: str, kind: str, mask: Any):
     def kernel(q: Any, k: Any, v: Any, mask: Any = None) -> Any:

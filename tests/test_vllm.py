@@ -146,11 +146,7 @@ def watched(served: Served, name: str, layer: int) -> dict[str, np.ndarray]:
 
 SPANS = [[0, 1], [0, 5], [3, 24]]
 ALL = {"entropy": True, "spans": SPANS, "top": 3}
-ASKED: dict[str, Any] = {
-    "a": {"clearhead": ALL},
-    "b": {"clearhead": json.dumps({**ALL, "layers": [2, 0]})},
-    "c": None,
-}
+ASKED: dict[str, Any] = {"a": {"clearhead": ALL}, "b": {"clearhead": json.dumps({**ALL, "layers": [2, 0]})}, "c": None}
 
 
 @pytest.mark.parametrize("rules", RULES)

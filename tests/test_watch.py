@@ -17,19 +17,7 @@ from clearhead.watching.naming import LayerNames
 from clearhead.watching.seen import Seen
 from problems import of_tiers
 from small_models import small
-from watched import (
-    FAMILIES,
-    FAMILY,
-    Family,
-    build,
-    eager,
-    eager_steps,
-    greedy,
-    inputs,
-    logits,
-    run_watched,
-    seen_of,
-)
+from watched import FAMILIES, FAMILY, Family, build, eager, eager_steps, greedy, inputs, logits, run_watched, seen_of
 
 ALL = {"entropy": True, "received": True, "max_logit": True, "peak": True, "distance": True, "top": 3}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -175,10 +175,7 @@ WRONG = {  # wrong answers, by exercise and by the mistake that has to be named;
         "causal mask in the other corner": lambda inputs: inputs["v"][:, :1],
         "causal mask strict": lambda inputs: softmax(scores(inputs)[..., :-1] / 8) @ inputs["v"][:, :-1],
     },
-    "two cuts by hand": {
-        "mask ignored": output(),
-        "mask transposed": output(see=lambda inputs: inputs["mask"].T),
-    },
+    "two cuts by hand": {"mask ignored": output(), "mask transposed": output(see=lambda inputs: inputs["mask"].T)},
     "eight heads": {"mask after softmax": output(1 / 8, after=masked)},
 }
 ANSWERS = [(name, mistake) for name in EXERCISES for mistake in (None, *WRONG[name])]
