@@ -239,8 +239,8 @@ def default(one: Asked) -> Score:
 def integrated(one: Asked, most: int) -> Score:
     """The integral at 4 points, doubled up to `most` until at most 5% of what the text did is missing."""
     gated = [token for part in one.parts for token in part.tokens]
-    low, total = part_runs.begin(one.again, gated)
-    passes, scores, points = 2 + part_runs.LOWS.index(low), [np.inf], 4
+    low, total, passes = part_runs.begin(one.again, gated)
+    scores, points = [np.inf], 4
     while points <= most and abs(total - sum(scores)) > 0.05 * abs(total):
         heads, *_ = integral(one.model, one.again.based[0].target, gated, points, low, iter)
         scores = [float(heads[..., part.tokens].sum()) for part in one.parts]

@@ -19,12 +19,13 @@ from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
 from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.explaining.attribution import ways  # noqa: E402
+from clearhead.explaining.part_runs import edges  # noqa: E402
 from clearhead.models.decoder import Decoder  # noqa: E402
 from clearhead.models.families import FAMILIES, Config, Family  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant, choices  # noqa: E402
-from clearhead.models.variants import attended, edges, hidden_of, through_attention  # noqa: E402
+from clearhead.models.variants import attended, hidden_of, through_attention  # noqa: E402
 from clearhead.models.weights import Weights  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
@@ -236,7 +237,9 @@ def test_logits_derivatives_and_decoding_are_transformers(tmp_path, name, form):
     assert way.difference <= 1e-4 * sum(abs(part.adds) for part in way.parts)
     gates = np.where(np.arange(N) % 3 == 1, -np.inf, 0.0)  # rows of keys that no later row sees are left out
     (left,) = model.again(run, [Variant(gates, 1)], range(N - 1, N))
-    gated = np.asarray(model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)], range(N - 1, N))[-1][0]))
+    gated = np.asarray(
+        model.decoder.logits(hidden_of(model.decoder, ids, [Variant(gates)], range(N - 1, N), {})[-1][0])
+    )
     np.testing.assert_allclose(left, gated, atol=1e-4 * max(1, np.abs(gated).max()))
     size = model.config.sizes[-1]  # the last layer, whose keys and values may be another's
     off = Variant(None, 1, {(model.config.layers - 1, 0): np.zeros((N - 1, size.d_k), np.float32)})

@@ -7,21 +7,23 @@ head and by edge. y is smooth in ln α, so the Gauss-Legendre points lie in ln �
 with no part: below that the model's output is noise, which stays in the gap.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import chain, combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.effects import Rest
+from clearhead.core.state import State, share, taken
 from clearhead.errors import FileError
 from clearhead.explaining import rerun
 from clearhead.explaining.answers import Target, goes_on, probability
 from clearhead.explaining.rerun import Based, PairEffect, PartEffect, Rerun, by_change
 from clearhead.explaining.texts import grouped
-from clearhead.models.protocol import Choice, Each, LanguageModel, Variant
-from clearhead.models.variants import edges
+from clearhead.models.protocol import Attended, Choice, Each, LanguageModel, Variant
+from clearhead.ops.matrix import AttentionMatrix
 
 _POINTS = 4
 _LONG, _QUESTION = 1024, 3  # tokens: a longer text with so many tokens after its parts has no integral
@@ -72,7 +74,7 @@ def integrated(again: Again, gated: list[int], each: Each) -> tuple[Integral, fl
     cheap = config.shares_runs and last > _LONG and rows.start - max(gated) >= _QUESTION
     first, gated = 0 in gated, [token for token in gated if token]
     points = _POINTS if gated and not cheap else 0
-    low, total = begin(again, gated, LOWS if points else (), first=first)
+    low, total, _ = begin(again, gated, LOWS if points else (), first=first)
     if not points:
         return (np.zeros((*sizes, last)), np.zeros((*sizes, len(rows), rows.stop)), np.zeros(last)), total, 0
     targets = [one.target for one in again.based]
@@ -97,21 +99,28 @@ def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
     return moved if moved[0] > _LEAK * np.ptp(run.logits[row]) else None
 
 
-def begin(again: Again, gated: list[int], lows: Sequence[float] = LOWS, *, first: bool = False) -> tuple[float, float]:
-    """Return where the integral begins, and y(all parts) − y(no part); `first` replaces the first token in the latter.
+def begin(
+    again: Again, gated: list[int], lows: Sequence[float] = LOWS, *, first: bool = False
+) -> tuple[float, float, int]:
+    """Return where the integral begins, y(all parts) − y(no part), and the runs; `first` replaces the first token.
 
-    The last of `lows` is taken, without a run, if no earlier one is near. A short text runs several at once.
+    The last of `lows` is taken, without a run, if no earlier one is near. A short text runs all at once. A longer one
+    bisects them, since y comes nearer to y(no part) the smaller α is.
     """
-    tried = [([0, *gated], 0.0)] * first + [(gated, low) for low in (0.0, *lows[:-1]) if lows or not first]
-    step, values = max(1, _SHORT // len(again.based[0].target.ids)), list[float]()
-    starts = [0, *range(1 + first if step < len(tried) else step, len(tried), step)]
-    for some in (tried[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)):
-        runs = rerun.hidden(again.model, again.based, *map(list, zip(*some, strict=True)))
-        for (_, low), one in zip(some, runs, strict=True):
-            values.append(one.value)
-            if low and abs(one.value - values[first]) <= _NEAR * np.ptp([again.value, *values[first:]]):
-                return low, again.value - values[0]
-    return lows[-1] if lows else 0.0, again.value - values[0]
+    tried = lows[:-1] if len(again.based[0].target.ids) * len(lows) <= _SHORT else ()
+    nothing = [([0, *gated], 0.0)] * first + [(gated, 0.0)] * bool(lows or not first)
+    runs = [*nothing, *((gated, low) for low in tried)]
+    found = [one.value for one in rerun.hidden(again.model, again.based, *map(list, zip(*runs, strict=True)))]
+    values = dict(zip(tried, found[len(nothing) :], strict=True))
+
+    def near(low: float) -> bool:
+        if low not in values:
+            values[low] = rerun.hidden(again.model, again.based, [gated], [low])[0].value
+        empty = found[len(nothing) - 1]
+        return bool(abs(values[low] - empty) <= _NEAR * np.ptp([again.value, empty, *values.values()]))
+
+    place = bisect_left(lows[:-1], True, key=near)
+    return lows[place] if lows else 0.0, again.value - found[0], len(nothing) + len(values)
 
 
 class Hidden(NamedTuple):
@@ -245,18 +254,23 @@ def ridge(x: Array, y: Array, other: Array) -> Array:
 def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairEffect]:
     """Find pairs that stand in for each other: hiding both changes y more than twice as much as the two single changes.
 
-    It tries pairs of the strongest part and of parts whose single run shows less than half of their effect, and pairs
-    with the same text.
+    It tries pairs of the strongest part and of parts whose single run shows less than half of their effect, if both
+    effects are together more than both single changes, and large enough; and pairs with the same text.
     """
+    least = _MUCH * abs(total)
+
+    def alone(pair: tuple[PartEffect, PartEffect]) -> float:
+        return sum(abs(part.hidden or 0.0) for part in pair)
+
     ran = sorted((part for part in parts if part.hidden is not None), key=lambda part: -abs(part.effect))
     spare = [part for part in ran[1:] if abs(part.hidden or 0.0) < abs(part.effect) / 2]
+    some = combinations([*ran[:1], *spare][:_TRIED], 2)
+    tried = [pair for pair in some if abs(pair[0].effect + pair[1].effect) > max(alone(pair), least / 2)]
     alike = [pair for pair in combinations(ran, 2) if pair[0].text.casefold() == pair[1].text.casefold()]
-    tried = list(dict.fromkeys([*combinations([*ran[:1], *spare][:_TRIED], 2), *alike[:_TRIED]]))
+    tried = list(dict.fromkeys([*tried, *alike[:_TRIED]]))
     runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried])
     made = [PairEffect(*pair, **again.changed(one)) for pair, one in zip(tried, runs, strict=True)]
-    alone = [sum(abs(part.hidden or 0.0) for part in pair) for pair in tried]
-    least = _MUCH * abs(total)
-    chosen = [pair for pair, each in zip(made, alone, strict=True) if abs(pair.hidden) > max(2 * each, least)]
+    chosen = [each for pair, each in zip(tried, made, strict=True) if abs(each.hidden) > max(2 * alone(pair), least)]
     return sorted(chosen, key=lambda pair: -abs(pair.hidden))
 
 
@@ -318,3 +332,22 @@ def cuts(again: Again) -> Array:
         else:
             result[layer, : len(a)] = -slopes / np.maximum(1 - a, _LEAST)
     return result
+
+
+def edges(part: Attended, rows: range) -> Array:
+    """Return a_ij·(g_i·v_j − g_i·o_i), the derivative by each edge's logit, for some rows, (heads, rows, keys).
+
+    With gates, the edges on the rows' own keys, which have no gate, are 0.
+    """
+    before = part.k.shape[1] - part.q.shape[1]
+    some = slice(rows.start - before, rows.stop - before)
+    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + some.start}
+    if "query_segments" in rules:
+        rules["query_segments"] = rules["query_segments"][some]
+    matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
+    earlier = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
+    left = share(np, earlier, taken(part.state, slice(None), some))  # the earlier keys' share of the whole row
+    weights = np.asarray(matrix[:], np.float64) * left[..., None]
+    by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
+    along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
+    return np.asarray(weights * (np.einsum("hnd,hmd->hnm", by, values) - along[..., None]))

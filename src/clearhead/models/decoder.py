@@ -22,6 +22,7 @@ from clearhead.ops.attention import attention
 from clearhead.watching.places import Place, Text
 
 T = TypeVar("T")
+Turns = list[dict[str, Angles]]  # the angles of tokens by layer, and by part "q", "k" and "v"
 Shared = dict[int, tuple[Array, Array]] | list[tuple[Array, Array]]  # keys and values by the number of their layer
 _BLOCK = 1024  # tokens that an MLP computes at a time
 LONG = 2**25  # a text is long if its residual stream, over all layers, has more numbers than this
@@ -75,31 +76,31 @@ class Decoder:
             rules["sinks"] = sinks
         return rules
 
+    def turns(self, places: Array) -> Turns:
+        """Return the angles for these positions by layer and part; layers with the same rotation share them."""
+        ropes = {id(rope): rope for rope in self.config.ropes}
+        made = {key: rope.angles(places) if rope else dict.fromkeys("qkv") for key, rope in ropes.items()}
+        return [made[id(rope)] for rope in self.config.ropes]
+
     def before(
-        self, number: int, hidden: Array, places: Array, shared: Shared, known: dict[int, Angles] | None = None
-    ) -> tuple[Array, Array, Array, Array, dict[str, Array], dict[str, Angles]]:
+        self, number: int, hidden: Array, turns: dict[str, Angles], shared: Shared
+    ) -> tuple[Array, Array, Array, Array, dict[str, Array]]:
         """Compute x, the input of a layer's projections, and its queries, keys and values, (…, heads, tokens, d_k).
 
-        For derivatives it also returns the projections by part, "q", "k" and "v", before norms and rotation, and the
-        angles by part. A layer that reads another layer's keys and values projects queries only.
-        hidden   (…, tokens, d_model), the residual stream before the layer, of the tokens at these positions
+        For derivatives it also returns the projections by part, "q", "k" and "v", before norms and rotation. A layer
+        that reads another layer's keys and values projects queries only.
+        hidden   (…, tokens, d_model), the residual stream before the layer
+        turns    these tokens' angles in this layer
         shared   these tokens' keys and values by layer, at least those that this layer reads
-        known    the angles that earlier layers computed for these positions, by rotation
         """
-        x, rope = self.normed(f"blk.{number}.attn_norm", hidden), self.config.ropes[number]
-        size, known = self.config.sizes[number], {} if known is None else known
+        x, size = self.normed(f"blk.{number}.attn_norm", hidden), self.config.sizes[number]
         parts = "qkv" if size.source == number else "q"
         made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), size.d_k) for part in parts}
         if (clip := self.config.clip) is not None:
             made = {part: np.clip(each, -clip, clip) for part, each in made.items()}
-        if rope is not None and id(rope) not in known:
-            known[id(rope)] = rope.angles(places)
-        of_keys = known.get(id(rope))
-        of_queries = of_keys if rope is None or of_keys is None else rope.of_queries(of_keys, places)
-        angles = {"q": of_queries, "k": of_keys, "v": None}
-        q, *kv = (self.placed(number, part, projected, angles[part]) for part, projected in made.items())
+        q, *kv = (self.placed(number, part, projected, turns[part]) for part, projected in made.items())
         k, v = kv or shared[size.source]
-        return x, q, k, v, made, angles
+        return x, q, k, v, made
 
     def placed(self, number: int, part: str, x: Array, angles: Angles, upstream: Array | None = None) -> Array:
         """Norm and rotate a projection; with `upstream`, the derivative by the result, return the derivative by x."""
@@ -180,16 +181,22 @@ class Decoder:
         return upstream + by_made, by_given
 
     def layer(
-        self, number: int, hidden: Array, shared: Shared, edits: Sequence[Edit], past: tuple[Array, Array] | None = None
+        self,
+        number: int,
+        hidden: Array,
+        turns: dict[str, Angles],
+        shared: Shared,
+        edits: Sequence[Edit],
+        past: tuple[Array, Array] | None = None,
     ) -> LayerRun:
         """Compute one layer's attention; `after` makes the residual stream after the layer from its output.
 
         hidden   (tokens, d_model), the residual stream before the layer; with `past`, of the last tokens only
-        shared   as in `before`
+        turns, shared   as in `before`
         past     the earlier tokens' keys and values, each (kv_heads, earlier tokens, d_k)
         """
         first = 0 if past is None else past[0].shape[1]
-        x, q, k, v = self.before(number, hidden, np.arange(first, first + len(hidden)), shared)[:4]
+        x, q, k, v = self.before(number, hidden, turns, shared)[:4]
         rules = self.rules(number)
         if past is not None:
             rules["query_offset"] = first
@@ -230,9 +237,9 @@ class Decoder:
         kept   each layer's key-value cache, (kv_heads, room, d_k) each: read before `start`, written from there on
         """
         hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
-        shared, known = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], dict[int, Angles]()
+        shared, turns = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], self.turns(np.arange(start, stop))
         for number, (keys, values) in enumerate(kept):
-            q, k, v = self.before(number, hidden, np.arange(start, stop), shared, known)[1:4]
+            q, k, v = self.before(number, hidden, turns[number], shared)[1:4]
             keys[:, start:stop], values[:, start:stop] = k, v
             if number + 1 == len(kept):  # in the last layer only the last token is needed
                 q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
@@ -298,13 +305,18 @@ class OnDemand(Sequence[T]):
         return self._compute(numbers) if isinstance(numbers, int) else list(map(self._compute, numbers))
 
 
+def is_long(numbers: int) -> bool:
+    """Check whether a text is long: its residual stream before all layers has this many numbers."""
+    return numbers > LONG
+
+
 def stream(step: Callable[[int, Array], Array], first: Array, layers: int, each: Each = iter) -> Sequence[Array]:
     """Compute the residual stream before each layer and after the last; `each` iterates over the layers.
 
     step   makes the stream after a layer from the layer's number and the stream before it
     For a long text, the layers between two stored ones are computed again when read; the latest few are kept.
     """
-    stored, hidden, long = {0: first}, first, first.size * layers > LONG
+    stored, hidden, long = {0: first}, first, is_long(first.size * layers)
     for number in each(range(layers)):
         hidden = step(number, hidden)
         if not long or (number + 1) % _STORED == 0 or number + 1 == layers:

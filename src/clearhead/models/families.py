@@ -16,7 +16,7 @@ from clearhead.core.files import toml_of
 from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
-Angles = tuple[Array, Array] | None  # cosine and sine of positions; None: nothing is rotated
+Angles = tuple[Array, Array] | None  # cos and ±sin of positions, as `Rope.angles` makes them; None: nothing is rotated
 
 
 class LayerSizes(NamedTuple):
@@ -248,20 +248,17 @@ class Rope(NamedTuple):
     original: int = 0
     warming: float = 0.0
 
-    def of_queries(self, angles: tuple[Array, Array], places: Array) -> tuple[Array, Array]:
-        """Return the angles for the queries at these positions."""
-        if not self.warming:
-            return angles
-        warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
-        return angles[0] * warmth, angles[1] * warmth
-
-    def angles(self, places: Array) -> tuple[Array, Array]:
-        """Return cosine and sine for these positions, each (tokens, dims/2), times the magnitude."""
+    def angles(self, places: Array) -> dict[str, Angles]:
+        """Return (cos, cos) and (−sin, sin), each (tokens, dims), times the magnitude, of "q", "k" and "v" there."""
         first, last = int(places.min()), int(places.max())  # variants repeat positions, so each is computed once
         rates = self.rates if self.long is None or last < self.original else self.long
         angles = np.arange(first, last + 1, dtype=np.float32)[:, None] * rates
         cos, sin = np.cos(angles) * self.magnitude, np.sin(angles) * self.magnitude
-        return cos[places - first], sin[places - first]
+        k = q = np.hstack([cos, cos])[places - first], np.hstack([-sin, sin])[places - first]
+        if self.warming:
+            warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
+            q = k[0] * warmth, k[1] * warmth
+        return {"q": q, "k": k, "v": None}
 
 
 def alibi_slopes(heads: int, largest: float) -> tuple[float, ...]:
@@ -278,13 +275,17 @@ def turned(x: Array, angles: Angles) -> Array:
     """Rotate the pairs of x (…, tokens, d_k); angles None, and the part beyond the rotated width, change nothing."""
     if angles is None:
         return x
-    half = angles[0].shape[-1]
-    made = np.empty(x.shape, np.result_type(x, *angles))
+    half, made = angles[0].shape[-1] // 2, np.empty(x.shape, np.result_type(x, *angles))
     for block in blocks(x.shape[-2], CACHED):
-        cos, sin = (angle[block] for angle in angles)
-        first, second = x[..., block, :half], x[..., block, half : 2 * half]
-        parts = first * cos - second * sin, second * cos + first * sin, x[..., block, 2 * half :]
-        np.concatenate(parts, axis=-1, out=made[..., block, :])
+        (cos, sin), some = (angle[block] for angle in angles), x[..., block, :]
+        new, width = made[..., block, :], 2 * half
+        new[..., :half], new[..., half:width] = some[..., half:width], some[..., :half]
+        whole = width == x.shape[-1]
+        part, turning = (new, some) if whole else (new[..., :width], some[..., :width])
+        part *= sin
+        part += turning * cos
+        if not whole:
+            new[..., width:] = some[..., width:]
     return made
 
 

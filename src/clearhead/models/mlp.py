@@ -144,24 +144,25 @@ def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up
 def one_back(
     weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array, given: Array | None = None
 ) -> tuple[Array, Array]:
-    """Return the derivative by an MLP's input; and, by token, output·upstream, or with `given` the derivative by it."""
+    """Return the derivative by an MLP's input; and that by `given`, or of an expert, by token, output·upstream."""
     w, name, (value_of, slope_of) = weights, f"blk.{number}.ffn_", ACTIVATIONS[config.activation]
     gate, up = _inner(weights, config, number, expert, x, given)
     by_inner = w.product(upstream, f"{name}down{expert}.weight", back=True)
-    bias = w.get(f"{name}down{expert}.bias")
-    along = 0.0 if bias is None else upstream @ bias
     with np.errstate(over="ignore"):
-        if gate is None:
-            along = along + (by_inner * value_of(up)).sum(axis=-1)
-            return w.product(by_inner * slope_of(up), f"{name}up{expert}.weight", back=True), along
-        gates, gated = _limited(config, gate, up)
+        gates, gated = (up, up) if gate is None else _limited(config, gate, up)
         value, slope = value_of(gates), slope_of(gates)
-    by_gate, by_up = by_inner * gated * slope, by_inner * value
+    by_value = by_inner if gate is None else by_inner * gated
+    along = upstream[..., 0]
+    if expert and given is None:
+        bias = w.get(f"{name}down{expert}.bias")
+        along = (by_value * value).sum(axis=-1) + (0.0 if bias is None else upstream @ bias)
+    if gate is None:
+        return w.product(by_value * slope, f"{name}up{expert}.weight", back=True), along
+    by_gate, by_up = by_value * slope, by_inner * value
     if config.limit is not None:
         by_gate *= gates == gate
         by_up *= gated == up + 1
     by_x = w.product(by_gate, f"{name}gate{expert}.weight", back=True)
     if given is not None:
         return by_x, by_up
-    by_x = w.product(by_up, f"{name}up{expert}.weight", back=True) + by_x
-    return by_x, along + (by_inner * value * gated).sum(axis=-1)
+    return w.product(by_up, f"{name}up{expert}.weight", back=True) + by_x, along

@@ -21,13 +21,12 @@ from clearhead.core.axes import Array
 from clearhead.core.files import check_waits, json_of
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, RuleError, SelectionError
-from clearhead.models import decoder as forward
 from clearhead.models import folder, gguf, tensors, tokens
-from clearhead.models.decoder import Decoder, OnDemand, choices, may_act, of_logits, stream
+from clearhead.models.decoder import Decoder, OnDemand, choices, is_long, may_act, of_logits, stream
 from clearhead.models.families import Config
 from clearhead.models.protocol import Attended, Each, ForwardPass, LayerRun, Slope, Variant, ids_of, in_short
 from clearhead.models.tokenizer import Tokenizer
-from clearhead.models.variants import again, hidden_of, through
+from clearhead.models.variants import Kept, again, hidden_of, through
 from clearhead.models.weights import Stored, Weights
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.watching.layer import Layer
@@ -110,10 +109,11 @@ class Model:
         if any(edit.seen is not None for edit in edits) and any(in_text is None for in_text, _ in inside):
             raise RuleError(*OTHER_RUN)
         first, inputs, layers = decoder.embedded(ids), decoder.inputs(ids), config.layers
-        long, kept, past = first.size * layers > forward.LONG, list[LayerRun](), list[tuple[Array, Array]]()
+        turns = decoder.turns(np.arange(len(ids)))
+        long, kept, past = is_long(first.size * layers), list[LayerRun](), list[tuple[Array, Array]]()
 
         def step(number: int, hidden: Array) -> Array:
-            layer = decoder.layer(number, hidden, past, edits)
+            layer = decoder.layer(number, hidden, turns[number], past, edits)
             if number == len(past):  # the first time
                 past.append((layer.k, layer.v))
                 if not long:
@@ -145,11 +145,13 @@ class Model:
         each    iterates over the layers, forward and back
         """
         self._check_unchanged()
-        decoder, first = self.decoder, 0 if run is None else rows.start
-        hidden = hidden_of(decoder, ids, variants, rows, each) if run is None else [x[None] for x in run.stream(first)]
+        decoder, first, kept = self.decoder, 0 if run is None else rows.start, Kept()
+        hidden = (
+            hidden_of(decoder, ids, variants, rows, kept, each) if run is None else [x[None] for x in run.stream(first)]
+        )
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
         by_last = [of_logits(decoder, last, slope(decoder.logits(last))) for last in hidden[-1]]
-        yield from through(decoder, ids[first:], hidden, variants, np.stack(by_last), past, each)
+        yield from through(decoder, ids[first:], hidden, variants, np.stack(by_last), past, each, kept)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """Run variants of a run, and yield each one's logits in some rows, (rows, vocabulary); `each` takes layers."""
@@ -184,8 +186,9 @@ def _of_long_text(decoder: Decoder, run: ForwardPass, edits: Sequence[Edit], inp
 
     def of_rows(number: int, hidden: Array, row: int) -> LayerRun:
         k, v = run.past[number]
+        turns = decoder.turns(np.arange(row, k.shape[1]))[number]
         shared = {decoder.config.sizes[number].source: (k[:, row:], v[:, row:])}
-        return decoder.layer(number, hidden, shared, edits, (k[:, :row], v[:, :row]) if row else None)
+        return decoder.layer(number, hidden, turns, shared, edits, (k[:, :row], v[:, :row]) if row else None)
 
     made = replace(run, layers=OnDemand(len(run.past), lambda number: from_row(number, 0)))
     if any(edit.to == "mean" for edit in edits):  # a mean over rows needs all of them

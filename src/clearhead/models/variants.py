@@ -23,14 +23,16 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.namespace import namespace, numbers_like
 from clearhead.core.rules import Rules
-from clearhead.core.state import State, merged, share, taken
+from clearhead.core.state import State, merged, share
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
-from clearhead.models.decoder import Decoder, in_blocks, join, split, stream
+from clearhead.models.decoder import Decoder, Turns, in_blocks, is_long, join, split, stream
+from clearhead.models.families import Angles
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
+Kept = dict[int, tuple[list[Attended], dict[str, Array]]]  # by layer the attention in all variants, and projections
 Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the layer that computed them
 _KNOWN = {
     "alibi_slopes", "causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window",
@@ -107,33 +109,59 @@ def _self_logits(q: Any, k: Any, rules: dict[str, Any]) -> tuple[Any, Any]:
     return logits, slope
 
 
-def attend(decoder: Decoder, number: int, gates: Array | None, q: Array, k: Array, v: Array) -> Attended:
-    """Compute a layer's attention, with gates on its keys if given; q is (…, heads, rows, d_k)."""
-    return attended(q, k, v, _rules(decoder, number, q.shape[-2], k.shape[-2]), gates)
-
-
 def _rules(decoder: Decoder, number: int, queries: int, keys: int) -> dict[str, Any]:
     """Return a layer's score rules for queries that are the last tokens of the keys."""
     return decoder.rules(number) | ({"query_offset": keys - queries} if queries < keys else {})
 
 
 def hidden_of(
-    decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], rows: range, each: Each = iter
+    decoder: Decoder, ids: Sequence[int], variants: Sequence[Variant], rows: range, kept: Kept, each: Each = iter
 ) -> Sequence[Array]:
-    """Compute each variant's residual stream before each layer and after the last, (variants, tokens, d_model) each.
+    """Return each variant's residual stream before each layer and after the last, (variants, tokens, d_model) each.
 
     After the last layer it has only the rows from rows.start on.
+    kept   receives what `_attention` returns for each layer, unless it would take as much as a long text's run
     """
-    tokens, layers = np.arange(len(ids)), decoder.config.layers
-    inputs, shared = decoder.inputs(ids), Read()
-    seen = [_Rows(each, tokens, tokens + place * len(ids), tokens, inputs) for place, each in enumerate(variants)]
+    inputs, shared, layers = decoder.inputs(ids), Read(), decoder.config.layers
+    turns, first = decoder.turns(np.arange(len(ids))), np.stack([decoder.embedded(ids)] * len(variants))
 
     def step(number: int, hidden: Array) -> Array:
-        least = rows.start if number + 1 == layers else 0
-        after = _layer(decoder, number, seen, hidden.reshape(-1, hidden.shape[-1]), shared, None, least)
-        return after.reshape(len(variants), -1, after.shape[-1])
+        seen, _ = made = _attention(decoder, number, hidden, variants, turns, shared)
+        if not is_long(2 * first.size * layers):
+            kept[number] = made
+        some = slice(rows.start if number + 1 == layers else 0, None)
+        output = decoder.mixed(number, np.stack([part.output[:, some] for part in seen]))
+        return decoder.after(number, hidden[:, some], output, inputs[some, number])
 
-    return stream(step, np.stack([decoder.embedded(ids)] * len(variants)), layers, each)
+    return stream(step, first, layers, each)
+
+
+def _attention(
+    decoder: Decoder,
+    number: int,
+    hidden: Array,
+    variants: Sequence[Variant],
+    turns: Turns,
+    shared: Read,
+    past: Any = (),
+) -> tuple[list[Attended], dict[str, Array]]:
+    """Compute a layer's attention in each variant, and its projections by part, as `Decoder.before` does.
+
+    hidden   (variants, tokens, d_model), the residual stream before the layer
+    shared   as in `Decoder.before`; this layer's keys and values are added if others read them
+    past     all layers' keys and values of the earlier tokens, or nothing
+    """
+    _, q, k, v, projected = decoder.before(number, hidden, turns[number], shared)
+    if number in decoder.config.sources():
+        shared[number] = k, v
+    if past:
+        k, v = (
+            np.stack([np.concatenate([old, one], axis=1) for one in new])
+            for old, new in zip(past[number], (k, v), strict=True)
+        )
+    rules = _rules(decoder, number, q.shape[-2], k.shape[-2])
+    seen = [attended(a, b, c, rules, one.gates) for a, b, c, one in zip(q, k, v, variants, strict=True)]
+    return seen, projected
 
 
 def again(
@@ -201,6 +229,7 @@ def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: rang
     hidden, count, layers = np.empty((0, decoder.config.d_model), run.hidden[0].dtype), 0, decoder.config.layers
     start = min(len(run.ids) - 1, *(one.variant.first for one in seen))
     before, shared = run.stream(start) if seen[-1].variant.layer else [run.hidden[0][start:]], Read()
+    turns = decoder.turns(np.concatenate([one.own for one in seen]))
     for number in each(range(seen[0].variant.layer, layers)):
         here, parts = sum(one.variant.layer <= number for one in seen), [hidden]
         for one in seen[count:here]:  # they begin with the base run's stream, except replaced tokens
@@ -213,9 +242,11 @@ def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: rang
                 if source in shared:
                     k, v = (np.concatenate(x, axis=1) for x in zip(shared[source], (k, v), strict=True))
                 shared[source] = k, v
-        past, count = [x[:, : rows.stop] for x in run.past[number]], here
+        past, count, hidden = [x[:, : rows.stop] for x in run.past[number]], here, np.concatenate(parts)
         least = rows.start if number + 1 == layers else 0
-        hidden = _layer(decoder, number, seen[:here], np.concatenate(parts), shared, past, least)
+        some = slice(len(hidden))
+        angles = {part: both and (both[0][some], both[1][some]) for part, both in turns[number].items()}
+        hidden = _layer(decoder, number, seen[:here], hidden, angles, shared, past, least)
     asked = np.concatenate([one.own >= rows.start for one in seen])
     lasts = np.concatenate([run.hidden[-1][: rows.stop], np.empty((len(asked), hidden.shape[-1]), hidden.dtype)])
     lasts[-len(asked) :][asked] = hidden
@@ -227,22 +258,23 @@ def _layer(
     number: int,
     seen: Sequence[_Rows],
     hidden: Array,
+    turns: dict[str, Angles],
     shared: Read,
-    past: Sequence[Array] | None,
+    past: Sequence[Array],
     least: int,
 ) -> Array:
     """Run a layer on the residual stream, (rows, d_model), in which each variant's own rows follow each other.
 
+    turns   these rows' angles in this layer
     shared  these rows' keys and values in layers that others read, to which this layer's are added
-    past    the base run's keys and values, or None
+    past    the base run's keys and values
     least   the position of the first row to compute: in the last layer, the first whose logits are wanted
     """
     places = np.concatenate([one.own for one in seen])
-    q, k, v = decoder.before(number, hidden, places, shared)[1:4]
+    q, k, v = decoder.before(number, hidden, turns, shared)[1:4]
     if number in decoder.config.sources():
         shared[number] = k, v
-    if past is not None:
-        k, v = (np.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
+    k, v = (np.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
     if least:
         q, hidden = q[:, places >= least], hidden[places >= least]
     heads, counts = np.empty(q.shape, q.dtype), np.array([np.count_nonzero(one.own >= least) for one in seen])
@@ -283,6 +315,7 @@ def through(
     by_last: Array,
     past: Sequence[tuple[Array, Array]] = (),
     each: Each = iter,
+    kept: Kept | None = None,
 ) -> Iterator[tuple[int, int, Attended]]:
     """Differentiate through all layers, the last first; yields a layer's number, a variant's place, its attention.
 
@@ -291,27 +324,22 @@ def through(
     by_last    (variants, rows, d_model), the derivative by the last rows' stream after the last layer
     past       each layer's keys and values of earlier tokens, if `hidden` has the last tokens only
     each       iterates over the layers
-    Each layer is computed again from the residual stream, and nothing of it is kept after that.
+    kept       the layers that `hidden_of` kept, each taken out when it is used; the others are computed again
     """
-    upstream, inputs = by_last, decoder.inputs(ids)
+    upstream, inputs, first = by_last, decoder.inputs(ids), past[0][0].shape[1] if past else 0
     by_inputs = np.zeros((len(by_last), *inputs.shape), inputs.dtype)
-    shared, by_shared = Read(), dict[tuple[int, str], Array]()
+    shared, by_shared, kept = Read(), dict[tuple[int, str], Array](), {} if kept is None else kept
+    turns = decoder.turns(np.arange(first, first + hidden[0].shape[-2]))
     scale, sizes, parallel = decoder.config.added_scale, decoder.config.sizes, decoder.config.parallel
     for number in (decoder.config.layers - 1 - done for done in each(range(decoder.config.layers))):
-        name = f"blk.{number}."
-        before, first = hidden[number], past[number][0].shape[1] if past else 0
+        name, before = f"blk.{number}.", hidden[number]
         rows = slice(before.shape[-2] - upstream.shape[-2], None)  # in the last layer only the rows whose logits count
-        places = np.arange(first, first + before.shape[-2])
         source = sizes[number].source
-        if source != number and source not in shared:
-            shared[source] = decoder.before(source, hidden[source], places, shared)[2:4]
-        x, q, k, v, projected, angles = decoder.before(number, before, places, shared)
-        if past:
-            k, v = (
-                np.stack([np.concatenate([old, one], axis=1) for one in new])
-                for old, new in zip(past[number], (k, v), strict=True)
-            )
-        seen = [attend(decoder, number, one.gates, *x) for one, *x in zip(variants, q, k, v, strict=True)]
+        if number not in kept:
+            if source != number and source not in shared:
+                shared[source] = decoder.before(source, hidden[source], turns[source], shared)[2:4]
+            kept[number] = _attention(decoder, number, before, variants, turns, shared, past)
+        seen, projected = kept.pop(number)
         output = decoder.mixed(number, np.stack([part.output[:, rows] for part in seen]))
         middle = before[:, rows] + scale * decoder.normed(f"{name}post_attention_norm", output)
         ended = decoder.end_back(number, before[:, rows], output, inputs[rows, number], upstream)
@@ -320,17 +348,17 @@ def through(
         by_middle, upstream = upstream if parallel else upstream + by_mlp, upstream + by_mlp
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * by_middle)
         by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
-        g = np.zeros_like(q)
+        g = np.zeros((len(seen), *seen[0].q.shape), before.dtype)
         g[:, :, rows] = split(by_heads, sizes[number].d_k)
         results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
-        by = {part: np.stack([one[part][:, -x.shape[-2] :] for one, _ in results]) for part in "qkv"}
+        by = {part: np.stack([one[part][:, -before.shape[-2] :] for one, _ in results]) for part in "qkv"}
         for part in "kv":  # summed over all layers that read them
             by[part] = by[part] + by_shared.pop((source, part), 0.0)
             if source != number:
                 by_shared[source, part] = by[part]
-        by_x = np.zeros_like(x)
+        by_x = np.zeros_like(before)
         for part in sorted(projected, reverse=True):
-            plain = decoder.placed(number, part, projected[part], angles[part], by[part])
+            plain = decoder.placed(number, part, projected[part], turns[number][part], by[part])
             if decoder.config.clip is not None:
                 plain = plain * (np.abs(projected[part]) < decoder.config.clip)
             by_x = by_x + decoder.weights.product(join(plain), f"{name}attn_{part}.weight", back=True)
@@ -339,25 +367,6 @@ def through(
         upstream = by_before + decoder.inputs(ids, by_inputs) if decoder.config.d_input and not number else by_before
         for place, whole in enumerate(seen):
             yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
-
-
-def edges(part: Attended, rows: range) -> Array:
-    """Return a_ij·(g_i·v_j − g_i·o_i), the derivative by each edge's logit, for some rows, (heads, rows, keys).
-
-    With gates, the edges on the rows' own keys, which have no gate, are 0.
-    """
-    before = part.k.shape[1] - part.q.shape[1]
-    some = slice(rows.start - before, rows.stop - before)
-    rules = part.rules | {"query_offset": part.rules.get("query_offset", 0) + some.start}
-    if "query_segments" in rules:
-        rules["query_segments"] = rules["query_segments"][some]
-    matrix = AttentionMatrix(part.q[:, some], part.k, **rules)
-    earlier = State(*(x.astype(np.float64) for x in cast("State", matrix.observe(logsumexp=True).state)))
-    left = share(np, earlier, taken(part.state, slice(None), some))  # the earlier keys' share of the whole row
-    weights = np.asarray(matrix[:], np.float64) * left[..., None]
-    by, values = part.g[:, some].astype(np.float64), np.repeat(part.v, len(part.q) // len(part.v), axis=0)
-    along = np.einsum("hnd,hnd->hn", by, part.output[:, some])
-    return np.asarray(weights * (np.einsum("hnd,hmd->hnm", by, values) - along[..., None]))
 
 
 def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
