@@ -297,7 +297,7 @@ def test_every_rule_can_be_drawn():
         ({"kinds": ["empty rows"]}, RuleError, "no problem is left to draw"),
         ({"dtypes": ["float8"]}, UnknownNameError, "Known: bfloat16, float16, float32, float64"),
         ({"arrays": "tensorflow"}, UnknownNameError, "Known: cuda, numpy, torch"),
-        ({"gradients": True}, RuleError, "only tensors have them"),
+        ({"gradients": True}, RuleError, "only tensors have gradients"),
         ({"examples": 0}, RuleError, "examples is 0"),
     ],
 )

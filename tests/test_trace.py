@@ -91,7 +91,7 @@ def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
         (lambda x: ch.trace(x, x, x).token(9), SelectionError, "query 9 is outside 0..3"),
         (lambda x: ch.trace_layer(x, x.T, x, x), ShapeError, "but x has d_model 3: d_in must match"),
         (lambda x: ch.trace_layer(x, *[np.eye(4, 3)] * 3), ShapeError, "it fits as its transpose: w_q.T"),
-        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=2), ShapeError, "w_q is 3 wide, no multiple of num_"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=2), ShapeError, "no multiple of num_heads 2"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, np.eye(4)), ShapeError, "the heads are 1·3 = 3 wide"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_o=np.ones(3)), RuleError, "b_o is given but w_o is not"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_q=np.ones(2)), ShapeError, "b_q has shape (2,)"),
