@@ -105,7 +105,7 @@ def test_a_model_in_pytorch_is_edited_as_the_decoder_in_numpy():
 def test_the_heads_asked_for_are_those_of_an_edit_without_a_place():
     done, other = call("explain", TEXT, "--off", "--layer", 1, "--head", 2), call("explain", TEXT, "--off", "1.2")
     assert done.stdout == other.stdout
-    assert "--rest is for --cut" in call("explain", TEXT, "--rest", "first").stderr
+    assert "--rest needs --cut" in call("explain", TEXT, "--rest", "first").stderr
     assert "rest='first'" in call("explain", TEXT, "--cut", "little>had", "--rest", "first").stdout
     refused = call("explain", TEXT, "--off", "1.2", "--steps")
     assert (refused.returncode, "without --steps" in refused.stderr) == (2, True)

@@ -121,7 +121,7 @@ def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
     for name in ("one.npy", "renamed.npz"):
         with pytest.raises(FileError, match=r"is a \.npy file: one array without a name"):
             check_file(tmp_path / name)
-    with pytest.raises(FileError, match=r"it is NumPy's: np\.savez writes a \.npz file, which needs that ending"):
+    with pytest.raises(FileError, match=r"it is a NumPy file: write it by np\.savez, with the ending \.npz"):
         check_file(tmp_path / "renamed.json")
     np.testing.assert_array_equal(check_file(tmp_path / "case.NPZ").trace.q, EXAMPLE["q"])
 

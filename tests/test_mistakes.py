@@ -299,7 +299,7 @@ def test_alibi_slopes_for_twelve_heads_are_named(interleaved):
     diagnosis = ch.diagnose(*arrays, theirs, causal=True, alibi_slopes=right)
     assert diagnosis.explanations[0].mistakes == ("other ALiBi slopes",)
     assert interleaved == ("no power of two" in diagnosis.explanations[0].did()[0])
-    assert "every other one of the one above" in diagnosis.explanations[0].mend()[0]
+    assert "every other slope for the one above" in diagnosis.explanations[0].mend()[0]
 
 
 def test_a_softmax_of_the_mean_is_named_without_the_heads_axis():
