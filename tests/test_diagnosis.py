@@ -117,7 +117,7 @@ def test_large_inputs_are_sampled_and_the_report_says_so():
     diagnosis = ch.diagnose(q, k, v, right)
     assert diagnosis.verdict == "right"
     assert not diagnosis.looked["everything"]
-    assert diagnosis.told().startswith("only a sample was looked at")
+    assert diagnosis.told().startswith("only a sample was checked")
     diagnosis = ch.diagnose(q, k, v, np.asarray(ch.attention(q, k, v, scale=1.0)))
     assert diagnosis.explanations[0].mistakes == ("no scale",)
 
