@@ -15,11 +15,11 @@ constexpr int kTileCells = 16;  // cells of the depth, and columns, in a tile
 #if defined(__AMX_BF16__)
 constexpr bool kHasTiles = true;
 
-// GCC's intrinsics do not say which memory the instructions read: all that is stored before must be there.
+// GCC's intrinsics do not say which memory the instructions read, so all earlier stores must be finished.
 CLEARHEAD_INLINE void finish_stores() { asm volatile("" : : : "memory"); }
 
-// Says what the registers hold, and sets them to 0: 0 to 3 sums (rows, columns), 4 the left operand (rows, cells), 5
-// and 6 the right one (cells, columns).
+// Configures the registers and sets them to 0: 0 to 3 hold sums (rows, columns), 4 the left operand (rows, cells), 5
+// and 6 the right operand (cells, columns).
 CLEARHEAD_INLINE void configure_tiles(int rows, int cells, int columns = kTileCells) {
     alignas(64) struct {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -34,15 +34,15 @@ CLEARHEAD_INLINE void configure_tiles(int rows, int cells, int columns = kTileCe
     _tile_loadconfig(&shape);
 }
 
-// The operands of a product whose depth is `chunks` times the cells that are configured. Distances are in cells: from a
-// row to the next, from a chunk to the next, and of the columns from two tiles side by side to the next two.
+// The operands of a product whose depth is `chunks` times the configured cells. Distances are in cells: from one row to
+// the next, from one chunk to the next, and, for columns, from one pair of tiles to the next pair.
 struct TileProduct {
     const float* left;
     int64_t left_row, left_step;
     const float* right;
     int64_t right_row, right_step, right_pair, chunks;
 
-    // sum(rows, 16·C) = left · right, or with `add` what is there plus it.
+    // sum(rows, 16·C) = left · right, or, with `add`, += left · right.
     template <int C> CLEARHEAD_INLINE_MEMBER void operator()(float* sum, int64_t sum_row, bool add) const {
         // Each number of a register stands in its instruction.
 #define CLEARHEAD_EACH_TILE(DO)        \

@@ -1,5 +1,5 @@
-// One attention problem in plain C types, and a job for each pass over it: what the bindings fill in, and the kernel of
-// every instruction set reads.
+// One attention problem in plain C types, and a job for each pass over it. The bindings fill them in; the kernel of
+// every instruction set reads them.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr int64_t kRun = 16;  // the rows of a page are a multiple of it
 struct View {
     const void* data = nullptr;
     int64_t batch = 0, head = 0, row = 0, column = 0;
-    const int64_t* runs = nullptr;  // in pages: where each run of kRun rows begins, in elements; of one batch item
+    const int64_t* runs = nullptr;  // for pages: where each run of kRun rows of a batch item begins, in elements
 };
 
 // A row of the table of spans as sets of labels of keys, as bits; labels that are 64 apart share a bit.
@@ -64,9 +64,9 @@ struct Problem {
     EACH(largest) EACH(log_sum) EACH(max_logit) EACH(entropy) EACH(distance) EACH(diagonal)
 #define CLEARHEAD_MEMBER(name) void* name = nullptr;
 
-// A problem that a pass goes over. Each pass adds what it reads besides, what it answers and how it is cut into tasks.
-// Answers are contiguous, (batch, heads, queries, …) where nothing else is said, in the statistics' type (float, or
-// double for f64), and null where they are not asked for. The cut changes no bit of them.
+// A problem for a pass. Each pass adds its further inputs, its results and how it is cut into tasks. Results are
+// contiguous, (batch, heads, queries, …) unless stated otherwise, in the statistics' type (float, or double for f64),
+// and null if not asked for. The cut into tasks changes no bit of them.
 struct Job {
     Problem problem;
     int threads = 1;  // read once by the caller: another thread may change the setting while this call runs
@@ -114,7 +114,7 @@ struct TileJob : Job {
     int64_t key_chunk = 0, key_chunks = 0;   // keys whose tiles follow one another
 };
 
-// What the column pass answers of the weights, and the pass over effects of the effects.
+// Results of the column pass, over weights, and of the pass over effects, over effects.
 struct SumJob : TileJob {
     RowStates states = {};
     double* received = nullptr;             // (batch, heads, keys)
@@ -142,7 +142,8 @@ struct OtherJob : TileJob {
     double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
 };
 
-// What single edges did: what a row must know for it (core/effects.py, Terms), and the answers that weights have not.
+// The pass over effects of edges: what each row must know (core/effects.py, Terms), and results that weights do not
+// have.
 struct EffectJob : SumJob {
     View g = {};                         // as OtherJob's
     const void* whole = nullptr;         // (batch, heads, queries): g_i·o_i, and m_i; null for contributions
@@ -159,7 +160,7 @@ struct EffectJob : SumJob {
     int32_t* turns = nullptr;   // (batch, heads): how many segments have been added to the head's sums
 };
 
-// The backward pass: the upstream gradients, and the gradients of its inputs, which must start at 0.
+// The backward pass: the upstream gradients, and the gradients by the inputs, which must start at 0.
 struct GradientJob : Job {
     RowStates states = {};
     const void* by_row = nullptr;    // (batch, heads, queries)
@@ -177,7 +178,8 @@ struct GradientJob : Job {
     int64_t unit_heads = 0;    // query heads of a unit, which has whole key heads and whole value heads
     int64_t wave_units = 0;    // over all batches, but for those that share one bias
     int64_t* spans = nullptr;  // (batch, tiles, 2): the keys that positions let some query of a tile see
-    // (batch, heads, tiles + 1): how many blocks of keys have been added to a tile's queries, and last to the table
+    // (batch, heads, tiles + 1): how many blocks of keys have been added to each tile's queries, and (last) to the
+    // table
     int32_t* turns = nullptr;
 };
 
@@ -187,7 +189,7 @@ template <class J> struct Pass {
     void (*run)(const J&, int64_t task, void* scratch);
 };
 
-// What one instruction set has for one type of numbers.
+// The functions of one instruction set for one type of numbers.
 struct Kernel {
     int64_t strip_rows, tile_rows, block_keys, span_keys, gradient_keys;  // gradient_keys: a block of the backward pass
     int64_t (*packed_key_bytes)(const Problem&);                          // one key head

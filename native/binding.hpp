@@ -1,5 +1,5 @@
-// What the functions for Python share: arrays become pointers after their shapes are checked, and a job runs without
-// the interpreter.
+// Shared by the functions for Python: they check arrays' shapes, turn arrays into pointers, and run a job without the
+// interpreter.
 #pragma once
 
 #include <Python.h>
@@ -82,8 +82,8 @@ struct Described {
     }
 };
 
-// Gives up the interpreter for as long as it lives. When the interpreter ends, CPython ends a thread that asks for it
-// by unwinding its stack, which nanobind's functions do not allow: such a thread sleeps until the process is gone.
+// Releases the interpreter for as long as it lives. Once the interpreter is ending, CPython ends a thread that asks for
+// it by unwinding its stack, which nanobind's functions do not allow; so such a thread sleeps until the process exits.
 class Released {
   public:
     Released() : outer(std::exchange(innermost, this)), state(PyEval_SaveThread()) {}
@@ -94,7 +94,7 @@ class Released {
     Released(const Released&) = delete;
     Released& operator=(const Released&) = delete;
 
-    // Has a signal's handler, which is run here, raised an error? Asked by the thread that made the innermost of these.
+    // Runs signal handlers: has one raised an error? Called by the thread that made the innermost Released.
     static bool signalled() {
         innermost->take_back();
         const bool raised = PyErr_CheckSignals() != 0;
@@ -126,7 +126,7 @@ inline bool interrupted() {
     return Released::signalled();
 }
 
-// Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
+// Indices and byte counts are 64 bits wide. A broadcast axis may claim any size, more than any memory holds.
 inline void check_job(const Job& job) {
     const Problem& p = job.problem;
     check(job.threads > 0, "threads");

@@ -12,7 +12,7 @@ namespace {
 struct PictureAxis {
     int64_t pixels;
     double size;
-    struct Pixel {  // what of a tile lies under it
+    struct Pixel {  // the part of a tile under it
         int64_t at;
         int first, last;
         double first_share, last_share;  // how much of the pixel the outer ones cover; those between, 1 / size
@@ -43,7 +43,7 @@ struct PictureAxis {
     }
 };
 
-// A picture of a matrix, from tiles of it: the mean under each pixel; what a border cuts is divided in proportion
+// A picture of a matrix, from tiles of it: the mean under each pixel; a cell on a border is divided in proportion
 // (core/observations.py, areas).
 template <class T> struct Picture {
     using Pixel = PictureAxis::Pixel;
@@ -100,8 +100,8 @@ template <class T> void load_operand(Operand<Single<T>>& to, const SumJob& job, 
     to.load_rows(x, first, last);
 }
 
-// What the column pass and the pass over effects both add tiles to, for a chunk of keys: a copy of the matrix, sums by
-// key and by groups, and the product tilesᵀ·x, whose x (queries, columns) is read a tile of queries at a time.
+// The results to which the column pass and the pass over effects add tiles, for a chunk of keys: a copy of the matrix,
+// sums by key and by groups, and the product tilesᵀ·x, whose x (queries, columns) is read a tile of queries at a time.
 template <class T> struct ChunkSums {
     const SumJob& job;
     int64_t head_index;

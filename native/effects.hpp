@@ -1,10 +1,10 @@
-// The pass over what single edges did: contributions and cuts, computed a tile at a time and added to every requested
-// sum and list. core/effects.py has the formulas.
+// The pass over effects of edges: contributions and cuts, computed a tile at a time and added to every requested sum
+// and list. core/effects.py has the formulas.
 //
-// A task has a segment of the queries of one head and goes through all their keys. What is one number per query it
-// writes itself. Its sums over queries are added to the head's, segment by segment in the order of the queries,
-// whichever threads compute them: so their number changes no bit. A product with the transposed matrix is cut into
-// chunks of keys instead.
+// A task has a segment of the queries of one head and goes through all their keys. It writes results of one number per
+// query itself. Its sums over queries are added to the head's, segment by segment in the order of the queries,
+// whichever threads compute them, so the number of threads changes no bit. A product with the transposed matrix is cut
+// into chunks of keys instead.
 #pragma once
 
 #include "columns.hpp"

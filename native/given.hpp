@@ -67,7 +67,7 @@ class Reader {
   public:
     explicit Reader(nb::handle like) : api(exchange_api_of(Py_TYPE(like.ptr()))) {}
 
-    // False for what is read in another way: not on the CPU, unaligned, of another number of axes.
+    // False for arrays that must be read in another way: not on the CPU, unaligned, another number of axes.
     bool read(nb::handle x, Given& result) const {
         nb::dlpack::dltensor tensor{};
         Py_ssize_t strides_of_buffer[4];
@@ -184,11 +184,11 @@ inline bool is_type(nb::dlpack::dtype dtype, Type type) {
     return dtype.code == uint8_t(code) && dtype.bits == bytes_of(type) * 8 && dtype.lanes == 1;
 }
 
-constexpr double kSmall = 1 << 26;  // bytes of an output: of a larger one Python looks first whether there is room
+constexpr double kSmall = 1 << 26;  // bytes of an output; for a larger one Python first checks for room
 
-// The output for q, k and v that were read: of q's kind. None where they are not what was described, or memory is
-// short: Python says so. There may be other numbers of keys than were described where no rule has values along them.
-// With `state` a tuple: the output and the rows' states.
+// Returns the output for q, k and v that were read, as the kind of array that q is; None if they do not fit the
+// description, or memory is short, which Python then reports. The number of keys may differ from the description if no
+// rule has values along them. With `state` it returns a tuple: the output and the rows' states.
 inline nb::object output_of(int threads, const Described& d, const Reader& reader, const Given& q, const Given& k,
                             const Given& v, bool state = false) {
     RowJob job{{d.p, threads}};

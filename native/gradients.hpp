@@ -7,7 +7,7 @@
 //
 // A task has one block of keys and goes through all queries that may see it, so no other task writes its keys' and
 // values' gradients. Blocks add to the gradient of a tile of queries one after the other, in the order of the keys,
-// whichever threads compute them. So no cut into tasks changes a bit, and every product is computed once.
+// whichever threads compute them. So the cut into tasks changes no bit, and every product is computed once.
 #pragma once
 
 #include "operand.hpp"
@@ -102,8 +102,8 @@ template <class M> struct GradientTask {
         }
     }
 
-    // Adds what the tile of queries from `first` on gives to the block's gradients, and computes what the block gives
-    // to theirs; false when none of them sees any of its keys.
+    // Adds the part of the tile of queries from `first` on to the block's gradients, and computes the block's part of
+    // the queries' gradients; false if none of these queries sees any of the block's keys.
     bool add_tile(int64_t first) {
         i = first, count = int(min_of(kTile, p.queries - i));
         first_row = (batch * p.heads + head) * p.queries + i;

@@ -1,4 +1,4 @@
-// What Python gives by name, and what the functions of several passes read of it.
+// Arguments that Python gives by name, and how the functions of several passes read them.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace clearhead {
 
-// What Python gives by name for a problem. `done` refuses a name that nobody asked for, so that no answer is forgotten.
+// Python's named arguments for a problem. `done` refuses a name that nobody read, so that no result is forgotten.
 class Named {
   public:
     Named(const Problem& problem, const nb::dict& answers, const nb::dict& known = {})
@@ -30,7 +30,7 @@ class Named {
     int number(const char* name) { return cast<int>(name).value_or(-1); }
     Type type(const char* name) { return checked_type(number(name), name); }
 
-    // So many numbers to read: of type T, or in the statistics' type. Null where they are not given, as all below.
+    // `count` numbers to read, of type T or of the statistics' type; null if not given, as all below.
     template <class T> const T* all(const char* name, int64_t count) { return whole<T>(read(name), count, name); }
     const void* numbers(const char* name, int64_t count) {
         return wide == 8 ? static_cast<const void*>(all<double>(name, count)) : all<float>(name, count);
@@ -82,7 +82,7 @@ class Named {
     std::vector<Item> items;
 };
 
-// What the row pass is asked for.
+// The results that the row pass is asked for.
 inline void take_rows(RowJob& job, Named& named) {
     const Problem& p = job.problem;
     const auto output = named.write("output");
@@ -114,7 +114,7 @@ inline void take_operand(SumJob& job, Named& named, int64_t rows) {
     job.x = view(*x, bytes_of(job.x_type), p.batch, job.x_heads, rows, job.x_columns, "x");
 }
 
-// What the column pass and the pass over effects both need and answer.
+// The inputs and results that the column pass and the pass over effects share.
 inline void take_sums(SumJob& job, Named& named) {
     const Problem& p = job.problem;
     job.states = take_states(named);

@@ -34,7 +34,7 @@ template <class K> struct Forward {
     float* weights;              // (kRows, kDepth), unpacked
     Vec<float>* kept;            // (tokens, kRows): sums that go on with the next columns, lane by lane
 
-    // Of one token, a task has many rows, so that what it prefetches is its own.
+    // For one token, a task has many rows, so that no other task uses what it prefetches.
     static int64_t rows_of(const ProductJob& job) {
         const int64_t share = job.rows / (8 * job.threads) / kRows * kRows;
         return job.tokens > 1 || share < kRows ? kRows : share;
@@ -61,7 +61,7 @@ template <class K> struct Forward {
         return job.data + (job.order ? job.order[r] : r) * job.pitch;
     }
 
-    // Of one token, which waits for memory, numbers are multiplied as soon as they are unpacked.
+    // For one token, limited by memory, numbers are multiplied as soon as they are unpacked.
     void alone() {
         constexpr int lanes = kLanes<float>;
         for (int64_t r = 0; r < count; r += 4) {

@@ -1,4 +1,4 @@
-// Products by weights as they lie in a model's file.
+// Products by weights in the bytes of a model's file.
 #pragma once
 
 #include <cstdint>

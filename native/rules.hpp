@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
-// Logits beyond lie 64 apart and more.
+// Logits beyond this are at least 64 apart.
 template <class T> constexpr T kRounded = T(sizeof(T) == 4 ? 0x1p30 : 0x1p59);
 
 // The coefficients of 2^r from the highest on: of degree 6 with an error of 2.0e-9, and of degree 11 with 3.2e-18.
@@ -265,7 +265,7 @@ template <class T> struct Rules {
         }
     }
 
-    // |query position - key position| for a vector of keys.
+    // |query position − key position| for a vector of keys.
     CLEARHEAD_INLINE_MEMBER Vec<T> distance(const Row& row, int64_t j) const {
         const T to_first = T(row.position - p.column_start - j * p.column_step);
         const Vec<T> d = broadcast<T>(to_first) - lanes<T>() * broadcast<T>(T(p.column_step));
@@ -292,9 +292,9 @@ template <class T> struct Rules {
     }
 };
 
-// How scores become exponents of 2 in a row whose largest logit is this: log₂ of a weight is (score·step -
-// origin)·unit, `origin` being the largest score's score·step. Logits beyond kRounded are rounded before they are
-// compared, in every pass: they would differ by what no sum beside them could tell.
+// How scores become exponents of 2 in a row with this largest logit: log₂ of a weight is (score·step - origin)·unit,
+// with `origin` the score·step of the largest score. Every pass rounds logits beyond kRounded before it compares them:
+// without that they would differ by less than a sum with them can represent.
 template <class T> struct Exponent {
     bool rounds;
     T step, unit;
