@@ -142,8 +142,7 @@ struct OtherJob : TileJob {
     double *logit = nullptr, *term = nullptr, *largest = nullptr, *log_sum = nullptr, *others = nullptr;
 };
 
-// The pass over effects of edges: what each row must know (core/effects.py, Terms), and results that weights do not
-// have.
+// The pass over effects of edges: each row's terms (core/effects.py, Terms), and results that weights do not have.
 struct EffectJob : SumJob {
     View g = {};                         // as OtherJob's
     const void* whole = nullptr;         // (batch, heads, queries): g_i·o_i, and m_i; null for contributions
@@ -178,8 +177,7 @@ struct GradientJob : Job {
     int64_t unit_heads = 0;    // query heads of a unit, which has whole key heads and whole value heads
     int64_t wave_units = 0;    // over all batches, but for those that share one bias
     int64_t* spans = nullptr;  // (batch, tiles, 2): the keys that positions let some query of a tile see
-    // (batch, heads, tiles + 1): how many blocks of keys have been added to each tile's queries, and (last) to the
-    // table
+    // (batch, heads, tiles + 1): how many blocks of keys have been added to a tile's queries; last, to the table
     int32_t* turns = nullptr;
 };
 

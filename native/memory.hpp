@@ -18,10 +18,9 @@ struct Free {
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-// Memory that a thread keeps from call to call: with CALL that of a whole call, else one thread's scratch. While a call
-// uses it, the thread gives it away: a signal's handler may call the kernel again, and gets other memory. A call's
-// memory is kept unless it is large, since the system clears fresh pages, which takes longer than packing keys into
-// them.
+// Memory that a thread keeps from call to call: with CALL that of a whole call, else one thread's scratch. The thread
+// gives it away while a call uses it: a signal's handler may call the kernel again, and gets other memory. A call's is
+// kept unless it is large: the system clears fresh pages, and that takes longer than packing keys into them.
 template <bool CALL> class KeptMemory {
   public:
     KeptMemory() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
