@@ -68,7 +68,7 @@ def ask(head=0, level=0):
 def computed(document, tmp_path, *wanted):
     """What the page computes: the tiles, the bounds of their rows, and the rest of each answer."""
     (tmp_path / "page.html").write_bytes(long_page(document))
-    results = in_node(CHECK / "tiles.js", tmp_path / "page.html", json.dumps(wanted))
+    results = in_node(CHECK / "head.js", tmp_path / "page.html", "tiles", json.dumps(wanted))
     return [
         (np.array(result["tile"]).reshape(256, 256), np.array(result["bounds"])[:, None], result) for result in results
     ]

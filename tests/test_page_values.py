@@ -56,7 +56,7 @@ def in_node(script, *arguments):
 
 def in_the_page(trace, tmp_path):
     trace.save(tmp_path / "page.html")
-    heads = in_node(CHECK / "weights.js", tmp_path / "page.html")
+    heads = in_node(CHECK / "head.js", tmp_path / "page.html", "steps")
     return {name: np.array([[[float(x) for x in row] for row in head[name]] for head in heads]) for name in heads[0]}
 
 
@@ -115,7 +115,7 @@ def test_a_saved_weights_arithmetic_ends_at_the_output(dtype, room, tmp_path):
     cells = [[int(rng.integers(H if room > 1 else 1)), int(rng.integers(n)), int(rng.integers(m))] for _ in range(20)]
     truth = ch.trace(q, k, v, **rules)
     for (head, i, j), result in zip(
-        cells, in_node(CHECK / "dive.js", json.dumps({"page": str(place), "cells": cells})), strict=True
+        cells, in_node(CHECK / "head.js", place, "cells", json.dumps(cells)), strict=True
     ):
         if not rules["mask"][i].any():
             continue
@@ -172,7 +172,7 @@ def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
     with pytest.raises(RuleError, match="v was given, but a watched run has its own v"):
         seen.save(tmp_path / "page.html", v=np.ones((1, 4, 9, 8)))
     cells = [[2, 8, 3]]
-    (result,) = in_node(CHECK / "dive.js", json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
+    (result,) = in_node(CHECK / "head.js", tmp_path / "page.html", "cells", json.dumps(cells))
     kept = seen.layer(0)
     truth = ch.trace(*(x.double() for x in (kept.q, kept.k, kept.v)), causal=True)
     assert result["output"] == pytest.approx(np.asarray(truth.output)[0, 2, 8].tolist(), rel=1e-4, abs=1e-6)

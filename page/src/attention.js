@@ -147,26 +147,29 @@ export function range(r, i) {
  * The rules of one batch and head of a layer.
  * @param {Page} page @param {any} layer @param {number} batch @param {number} head @returns {Rules}
  */
-export function rulesOf(page, layer, batch, head) {
-  const { rules, arrays } = layer;
+export function rulesOf(page, { rules, arrays }, batch, head) {
   const named = (/** @type {string} */ name) => (arrays[name] ? page.array(arrays[name]) : null);
-  const cell = (/** @type {NumberArray | null} */ a) => {
+  /** An array over (batch, heads, i, j), whose axes of size 1 are repeated. @param {string} name @returns {Cell | null} */
+  const cells = (name) => {
+    const a = named(name);
     if (!a) return null;
     const [B, H, n, m] = a.shape;
     const start = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * n;
-    return (/** @type {number} */ i, /** @type {number} */ j) =>
-      a.data[(start + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
+    return (i, j) => a.data[(start + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
   };
-  const mask = cell(named("mask"));
-  const bias = cell(named("bias"));
-  const spans = spansOf(named, batch, head);
-  const [querySegments, keySegments] = [named("query_segments"), named("kv_segments")];
-  const segment = (/** @type {any} */ s, /** @type {number} */ i) =>
-    s.data[(s.shape[0] > 1 ? batch : 0) * s.shape[1] + (s.shape[1] > 1 ? i : 0)];
+  /** The same over (batch, i). @param {string} name @returns {((i: number) => number) | null} */
+  const labels = (name) => {
+    const a = named(name);
+    return a && ((i) => a.data[(a.shape[0] > 1 ? batch : 0) * a.shape[1] + (a.shape[1] > 1 ? i : 0)]);
+  };
   const ofHead = (/** @type {string} */ name, /** @type {number} */ none) => {
     const a = named(name);
     return a ? a.data[a.shape[0] > 1 ? head : 0] : none;
   };
+  const [mask, bias, table] = ["mask", "bias", "span_table"].map(cells);
+  const [from, to, rows, cols] = ["query_segments", "kv_segments", "query_spans", "key_spans"].map(labels);
+  /** What the table of spans adds to a logit: 0 where a label is −1. @type {Cell | null} */
+  const spans = table && rows && cols && ((i, j) => (rows(i) < 0 || cols(j) < 0 ? 0 : table(rows(i), cols(j))));
   return {
     scale: ofHead("scale", 1),
     softcap: rules.softcap,
@@ -175,33 +178,11 @@ export function rulesOf(page, layer, batch, head) {
     offset: rules.query_offset[batch] ?? 0,
     keys: rules.kv_lengths?.[batch] ?? null,
     queries: rules.query_lengths?.[batch] ?? null,
-    allowed:
-      mask || querySegments
-        ? (i, j) =>
-            (!mask || mask(i, j) !== 0) && (!querySegments || segment(querySegments, i) === segment(keySegments, j))
-        : null,
+    allowed: mask || from ? (i, j) => mask?.(i, j) !== 0 && (!from || from(i) === to?.(j)) : null,
     bias: bias && spans ? (i, j) => bias(i, j) + spans(i, j) : (bias ?? spans),
     slope: ofHead("alibi_slopes", 0),
     sink: ofHead("sinks", -Infinity),
     temperature: rules.temperature ?? 1,
     over: rules.over ?? "rows",
-  };
-}
-
-/**
- * What the table of spans adds to a logit, 0 where a label is −1; null without the rule.
- * @param {(name: string) => NumberArray | null} named @param {number} batch @param {number} head
- * @returns {Cell | null}
- */
-function spansOf(named, batch, head) {
-  const [queries, keys, table] = [named("query_spans"), named("key_spans"), named("span_table")];
-  if (!queries || !keys || !table) return null;
-  const [B, H, rows, cols] = table.shape;
-  const start = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * rows * cols;
-  const label = (/** @type {NumberArray} */ side, /** @type {number} */ i) =>
-    side.data[(side.shape[0] > 1 ? batch : 0) * side.shape[1] + (side.shape[1] > 1 ? i : 0)];
-  return (i, j) => {
-    const [row, col] = [label(queries, i), label(keys, j)];
-    return row < 0 || col < 0 ? 0 : table.data[start + row * cols + col];
   };
 }

@@ -2,7 +2,7 @@
 // text; all numbers are in tables below, folded.
 
 import { columnHead, h, table, tableRow, write } from "./dom.js";
-import { drawArcs } from "./long/arcs.js";
+import { drawArcs } from "./long/text.js";
 import { looksOf } from "./long/grid.js";
 import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
 

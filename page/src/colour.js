@@ -34,7 +34,7 @@ function along(stops, t) {
 
 /**
  * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; the same on both sides.
- * @param {string} role @param {number} most @param {Scale} [kind] @returns {Shade}
+ * @param {string} role @param {number} most @param {Shade["kind"]} [kind] @returns {Shade}
  */
 export function signed(role, most, kind = "linear") {
   const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
@@ -53,7 +53,7 @@ export function signed(role, most, kind = "linear") {
 
 /**
  * Colours of weights, 0 to 1; by the square root, since on a linear scale few large weights hide all others.
- * @param {number} [most] @param {Scale} [kind] @returns {Shade}
+ * @param {number} [most] @param {Shade["kind"]} [kind] @returns {Shade}
  */
 export function weighed(most = 1, kind = "sqrt") {
   const stops = ["weights-0", "weights-1", "weights-2", "weights-3"].map(rgb);

@@ -4,10 +4,11 @@
 export const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
 
 /**
+ * The document inside a page.
  * @param {(id: string) => string} read the text of one part
- * @returns {Page}
  */
 export function openPage(read) {
+  /** @type {Header} */
   const header = JSON.parse(read("clearhead"));
   /** @type {Map<number, Uint8Array>} */
   const blocks = new Map();
@@ -44,12 +45,21 @@ export function openPage(read) {
     return keep(name, bytesOf(entry.at, bytesIn(entry)));
   };
   const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) => {
-    header.arrays[name] = { shape, dtype: "float32" };
+    header.arrays[name] = { shape, dtype: "float32", at: 0 };
     arrays.set(name, { shape, data });
     return name;
   };
   const known = (/** @type {string} */ name) => arrays.get(name);
-  return { header, has: (name) => name in header.arrays, array, known, bytesOf, keep, put, version: 0 };
+  return {
+    header,
+    has: (/** @type {string} */ name) => name in header.arrays,
+    array,
+    known,
+    bytesOf,
+    keep,
+    put,
+    version: 0,
+  };
 }
 
 /** How many bytes an array has where it is not compressed. @param {{shape: number[], dtype: string}} entry */

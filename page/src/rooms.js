@@ -9,8 +9,7 @@ import { liveBar } from "./live/bar.js";
 import { openLive } from "./live/room.js";
 import { nameOfHead } from "./long/grid.js";
 import { openLong } from "./long/page.js";
-import { newPlace } from "./place.js";
-import { mostStructured } from "./long/structure.js";
+import { mostStructured, newPlace } from "./place.js";
 import { openStory } from "./steps.js";
 
 /** @param {Page} page */

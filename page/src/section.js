@@ -10,13 +10,18 @@ import { lettered, sym } from "./written.js";
 
 const TABLE = 12;
 
+/** Goes to a step; the bar of steps may be a new one. @param {string} step */
+export function openStep(step) {
+  const link = /** @type {HTMLElement | null} */ (document.querySelector(`.map [data-step=${step}]`));
+  link?.click();
+}
+
 /**
  * @param {Story} story @param {object} options @param {string} options.id @param {string} options.symbol
  * @param {Child} options.title @param {() => Child} options.says @param {() => string[]} [options.formulas]
  * @param {() => Scene[]} [options.scenes]
  * @param {() => Child} [options.body]      in place of figures
  * @param {boolean} [options.ofCell]      the body speaks of the chosen cell
- * @returns {Section}
  */
 export function section(story, { id, symbol, title, says, formulas, scenes, body, ofCell }) {
   const hold = h("div", { class: body ? null : "hold" });
@@ -52,7 +57,6 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
     figures[focused]?.focus({ preventScroll: true });
   };
   updateText();
-  story.whenSeen(element, draw);
   return {
     id,
     symbol,

@@ -1,13 +1,13 @@
-// The page of steps: from X to the output, one step after the other, all drawn from one state.
+// The page of steps: from X to the output, one step after the other, all drawn from one state; a step is drawn when it
+// comes near the view.
 
 import { stepHere, toStep } from "./address.js";
-import { byId } from "./dom.js";
-import { opening } from "./opening.js";
+import { byId, h, select } from "./dom.js";
+import { listOf, spelled } from "./numbers.js";
 import { load } from "./packed.js";
-import { markCurrentStep, stepMap } from "./stepmap.js";
 import { sectionsOf } from "./stepsections.js";
-import { begin, makeStory } from "./story.js";
-import { watchSteps } from "./stepwatch.js";
+import { sizesOf } from "./steptables.js";
+import { makeStory } from "./story.js";
 
 const SOON = 2 ** 25; // bytes: of a smaller page all layers are unpacked at once
 const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
@@ -17,15 +17,30 @@ const RESTS = 120; // milliseconds after which the steps follow a pointer on the
 /** @param {Page} page @param {Place} place @returns {(shell: Shell, host: HTMLElement) => void} */
 export function openStory(page, place) {
   const { runs } = page.header;
-  const state = begin(place);
-  const watch = watchSteps();
+  const { layer, head, query, key } = place.chosen;
+  /** @type {State} */
+  const state = { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, version: 0 };
+  /** @type {Set<string>} steps that have been in view: they are drawn at once when the page is redrawn, so that nothing moves */
+  const visited = new Set();
+  /** @type {Set<Element>} */
+  const inView = new Set();
   /** @type {Drawn | null} */
   let drawn = null;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let resting;
   const goToPlace = () => drawn && stepHere() && go(drawn, /** @type {string} */ (stepHere()));
   addEventListener("hashchange", goToPlace);
-
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const { isIntersecting, target } of entries) {
+        inView[isIntersecting ? "add" : "delete"](target);
+        if (!isIntersecting) continue;
+        visited.add(target.id);
+        drawn?.sections.find(({ element }) => element === target)?.draw();
+      }
+    },
+    { rootMargin: "600px" },
+  );
   const has = (/** @type {number} */ layer) => Boolean(page.header.layers[layer].arrays.q); // a long text's page has few
 
   /** What the pointer meant on the map is older than this. @param {Partial<State>} wanted */
@@ -33,27 +48,21 @@ export function openStory(page, place) {
     const { layer: to = state.layer, head: by = state.head } = wanted;
     if (!has(to)) return place.choose("", { layer: to, head: by, key: -1 });
     clearTimeout(resting);
-    if (drawn) change(drawn, watch, wanted);
+    if (drawn) change(drawn, inView, wanted);
     const { layer, head, query, key, batch } = state;
-    const run = runs.findIndex((/** @type {any} */ each) => each.batch === batch);
+    const run = runs.findIndex((each) => each.batch === batch);
     place.choose("steps", { run: Math.max(0, run), layer, head, query, key });
   };
-  const follow = (/** @type {Place} */ { chosen: { run, layer, head, query, key } }) => {
+  const follow = (/** @type {Place} */ { chosen: { run, layer, head, query: at, key } }) => {
     if (!drawn || !has(layer)) return;
     const shown = drawn;
+    const query = at < 0 ? shown.story.head.n - 1 : at;
     const { batch } = runs[run] ?? state;
-    const wanted = {
-      batch,
-      layer,
-      head,
-      query: query < 0 ? shown.story.head.n - 1 : query,
-      key,
-      version: page.version,
-    };
+    const wanted = { batch, layer, head, query, key, version: page.version };
     clearTimeout(resting);
     const elsewhere = differs(state, wanted, "batch", "layer", "head", "version");
-    if (elsewhere) change(shown, watch, wanted);
-    else resting = setTimeout(() => change(shown, watch, wanted), RESTS);
+    if (elsewhere) change(shown, inView, wanted);
+    else resting = setTimeout(() => change(shown, inView, wanted), RESTS);
   };
 
   return function draw(shell, host) {
@@ -67,15 +76,18 @@ export function openStory(page, place) {
     const first = !drawn;
     Object.assign(state, { version: page.version, query: Math.min(state.query, layers[state.layer].queries - 1) });
     clearTimeout(resting);
-    watch.restart();
+    near.disconnect();
+    inView.clear();
     const wide = Math.min(1144, shell.main.clientWidth); // the host may be folded
-    const room = wide - 2 * (wide < 640 ? 14 : 32);
-    const story = makeStory(page, shell, state, room, watch.whenSeen, commit);
+    const story = makeStory(page, shell, state, wide - 2 * (wide < 640 ? 14 : 32), commit);
     const sections = sectionsOf(story);
     const map = stepMap(story, sections, (id) => drawn && go(drawn, id));
     drawn = { story, sections, map, redraw: () => draw(shell, host) };
-    host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element));
-    watch.drawVisited(shell.printing());
+    host.replaceChildren(map, sizesOf(story), ...sections.map(({ element }) => element));
+    for (const { element, draw } of sections) {
+      near.observe(element);
+      if (shell.printing() || visited.has(element.id)) draw();
+    }
     markCurrentStep(map, sections);
     place.follow("steps", follow);
     if (first && location.hash) followUntilUsed([...shell.main.children], goToPlace);
@@ -105,27 +117,27 @@ function go({ sections, map }, id) {
 /** Whether a change is one of any of these. @param {State} state @param {Partial<State>} change @param {...keyof State} names */
 const differs = (state, change, ...names) => names.some((name) => name in change && change[name] !== state[name]);
 
-/** @param {Drawn} drawn @param {ReturnType<typeof watchSteps>} watch @param {Partial<State>} wanted */
-function change(drawn, watch, wanted) {
-  const { story, sections } = drawn;
+/** @param {Drawn} drawn @param {Set<Element>} inView @param {Partial<State>} wanted */
+function change({ story, sections, redraw }, inView, wanted) {
   const { state } = story;
   if (differs(state, wanted, "layer", "batch")) {
     Object.assign(state, wanted);
     const { scrollY } = window;
-    drawn.redraw();
+    redraw();
     return window.scrollTo({ top: scrollY, behavior: "instant" });
   }
-  const [anew, otherHead] = [differs(state, wanted, "version"), differs(state, wanted, "head")];
-  if (!anew && !otherHead && !differs(state, wanted, "query", "key", "feature")) return;
+  const anew = differs(state, wanted, "version");
+  const other = anew || differs(state, wanted, "head");
+  if (!other && !differs(state, wanted, "query", "key", "feature")) return;
   const anchor = document.querySelector(".figure:hover") ?? document.activeElement;
   const before = anchor?.getBoundingClientRect().top ?? 0;
   Object.assign(state, wanted);
-  if (anew || otherHead) story.refresh(anew);
+  if (other) story.refresh(anew);
   story.chooseKey();
-  if (anew || otherHead) for (const { outdate } of sections) outdate();
-  for (const { element, draw, update } of sections) {
+  for (const { element, draw, update, outdate } of sections) {
+    if (other) outdate();
     update();
-    if (watch.inView.has(element)) draw();
+    if (inView.has(element)) draw();
   }
   for (const name of /** @type {const} */ (["head", "query"])) {
     const pick = /** @type {HTMLSelectElement | null} */ (byId(`pick-${name}`));
@@ -134,4 +146,53 @@ function change(drawn, watch, wanted) {
   const moved = anchor?.isConnected ? anchor : document.querySelector(".figure:hover");
   const now = moved?.getBoundingClientRect().top ?? before;
   if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // so that the figure under the pointer stays there
+}
+
+/** The bar that stays at the top: links to the steps, and the choice of layer, batch, head and query. @param {Story} s @param {Section[]} sections @param {(id: string) => void} to */
+function stepMap(s, sections, to) {
+  const { t, state, page } = s;
+  const { layers, tokens } = page.header;
+  const links = sections.map(({ id, symbol }) => {
+    const title = t(id === "output" && s.step("concat") ? "layer output" : id);
+    const onclick = (/** @type {Event} */ event) => {
+      event.preventDefault();
+      to(id);
+    };
+    return h("li", h("a", { href: `#step-${id}`, onclick, "data-step": id, title }, symbol));
+  });
+  /** @param {"layer" | "batch" | "head" | "query"} name @param {number} size @param {(i: number) => string} label */
+  const pick = (name, size, label) => {
+    if (size < 2) return null;
+    const set = (/** @type {string} */ value) => {
+      s.commit({ [name]: Number(value), key: -1 });
+      byId(`pick-${name}`)?.focus();
+    };
+    const there = listOf(size, (i) => i).filter((i) => name !== "layer" || layers[i].arrays.q);
+    const options = there.map((i) => [i, label(i)]);
+    return h("label", t(name), select(`pick-${name}`, options, state[name], set));
+  };
+  const picks = [
+    pick("layer", layers.length, (i) => String(layers[i].number ?? i)),
+    pick("batch", s.layer.batch, String),
+    pick("head", s.layer.heads, String),
+    pick("query", s.head.n, (i) => (tokens ? `${i} ${spelled(s.queryName(i), 14)}` : String(i))),
+  ];
+  return h("nav.map", { "aria-label": t("steps") }, h("ol", links), h("div.picks", picks));
+}
+
+/** Marks the step that is being read. @param {HTMLElement} map @param {Section[]} sections */
+function markCurrentStep(map, sections) {
+  const mark = (/** @type {IntersectionObserverEntry[]} */ entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      for (const link of map.querySelectorAll("a")) {
+        const here = `step-${link.dataset.step}` === target.id;
+        link.toggleAttribute("aria-current", here);
+        const list = link.closest("ol");
+        if (here && list) list.scrollLeft = link.offsetLeft - list.clientWidth / 2;
+      }
+    }
+  };
+  const observer = new IntersectionObserver(mark, { rootMargin: "-30% 0px -60% 0px" });
+  for (const { element } of sections) observer.observe(element);
 }

@@ -1,45 +1,52 @@
 // The figures of each step: which matrices they show.
 
-import { signed } from "./colour.js";
+import { signed, weighed } from "./colour.js";
 import { h } from "./dom.js";
 import { beside } from "./layout.js";
 import { transposed } from "./matrix.js";
 import { fmt, listOf } from "./numbers.js";
 import { beforeAfterScene, letterOf, productScene, singleScene } from "./scenes.js";
-import { matrix, most, weightMatrix } from "./story.js";
-import { num, softmaxOf, sym } from "./written.js";
+import { matrix, most } from "./story.js";
+import { changed, isRoot, num, softmaxOf, sym } from "./written.js";
 
-/** @param {Story} s */
-const names = (s) => ({ rowName: s.queryName });
+/**
+ * A matrix of the steps: its axes name its rows and columns, n queries and m keys.
+ * @param {Story} s @param {string} symbol @param {string} role @param {[number, string]} rows @param {[number, string]} cols
+ * @param {Cell} value @param {Partial<Matrix>} [more]
+ */
+function made(s, symbol, role, rows, cols, value, more) {
+  const names = /** @type {Record<string, (i: number) => string>} */ ({ n: s.queryName, m: s.keyName });
+  return matrix(symbol, role, rows, cols, value, { rowName: names[rows[1]], colName: names[cols[1]], ...more });
+}
 /** @param {Story} s @param {string} symbol @param {Cell} value @param {Partial<Matrix>} [more] */
-const square = (s, symbol, value, more) =>
-  matrix(symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, { ...names(s), colName: s.keyName, ...more });
+const square = (s, symbol, value, more) => made(s, symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, more);
 /** @param {Story} s */
-const Q = (s) => matrix("Q", "query", [s.head.n, "n"], [s.head.dk, "d_k"], s.head.q, { rowName: s.queryName });
+const Q = (s) => made(s, "Q", "query", [s.head.n, "n"], [s.head.dk, "d_k"], s.head.q);
 /** @param {Story} s */
-const K = (s) => matrix("K", "key", [s.head.m, "m"], [s.head.dk, "d_k"], s.head.k, { rowName: s.keyName });
+const K = (s) => made(s, "K", "key", [s.head.m, "m"], [s.head.dk, "d_k"], s.head.k);
 /** @param {Story} s */
-const V = (s) => matrix("V", "value", [s.head.m, "m"], [s.head.dv, "d_v"], s.head.v, { rowName: s.keyName });
+const V = (s) => made(s, "V", "value", [s.head.m, "m"], [s.head.dv, "d_v"], s.head.v);
 /** @param {Story} s */
-const O = (s) => matrix("O", "value", [s.head.n, "n"], [s.head.dv, "d_v"], s.head.output, { rowName: s.queryName });
+const A = (s) => square(s, "A", s.head.weights, { shade: weighed(1), hidden: s.hidden });
+/** @param {Story} s */
+const O = (s) => made(s, "O", "value", [s.head.n, "n"], [s.head.dv, "d_v"], s.head.output);
 
 /** Q, K and V: as projections of X where the page has X, else by themselves. @param {Story} s @returns {Scene[]} */
 export function inputScenes(s) {
   const inputs = [Q(s), K(s), V(s)];
   /** @type {StateAxis[]} */
   const axes = ["query", "key", "key"];
-  const X = (/** @type {string} */ name) => {
-    const { data, shape } = /** @type {NumberArray} */ (s.named(name));
-    const [, rows, cols] = shape;
-    const start = Math.min(s.state.batch, shape[0] - 1) * rows;
-    const value = (/** @type {number} */ i, /** @type {number} */ c) => data[(start + i) * cols + c];
-    return name === "x"
-      ? matrix("X", "plain", [rows, "n"], [cols, "d_model"], value, { rowName: s.queryName })
-      : matrix("C", "plain", [rows, "m"], [cols, "d_model"], value, { rowName: s.keyName });
+  const read = (/** @type {string} */ name, /** @type {string} */ symbol, /** @type {string} */ dim) => {
+    const x = s.named(name);
+    if (!x) return null;
+    const [batch, rows, cols] = x.shape;
+    const start = Math.min(s.state.batch, batch - 1) * rows;
+    return made(s, symbol, "plain", [rows, dim], [cols, "d_model"], (i, c) => x.data[(start + i) * cols + c]);
   };
   const plain = inputs.map((m, place) => singleScene(s, m, axes[place]));
-  if (!s.named("x")) return plain;
-  if (!s.named("w_q")) return [singleScene(s, X("x"), "query", s.t("no projections")), ...plain];
+  const [x, context] = [read("x", "X", "n"), read("context", "C", "m")];
+  if (!x) return plain;
+  if (!s.named("w_q")) return [singleScene(s, x, "query", s.t("no projections")), ...plain];
   const parts = inputs.map((r, place) => {
     const letter = "qkv"[place];
     const { data, shape } = /** @type {NumberArray} */ (s.named(`w_${letter}`));
@@ -50,7 +57,6 @@ export function inputScenes(s) {
     const added = bias ? (/** @type {number} */ _, /** @type {number} */ j) => bias.data[from + j] : undefined;
     return /** @type {Part} */ ({ b, r, axes: [axes[place], "feature"], bias: added });
   });
-  const [x, context] = [X("x"), s.named("context") ? X("context") : null];
   if (!context && !s.columns) {
     const whole = productScene(s, x, parts);
     if (whole.layout.width <= s.room) return [whole];
@@ -68,11 +74,8 @@ export function scoreScenes(s) {
     const cosine = num(q && k ? head.scores(i, j) / q / k : 0);
     return h("span.aside.line", " = ‖q‖·‖k‖·cos θ = ", num(q, "query"), "·", num(k, "key"), "·", cosine);
   };
-  return [
-    productScene(s, Q(s), [
-      { b: transposed({ ...K(s), symbol: "Kᵀ" }), r: square(s, "S", head.scores), axes: ["query", "key"], extra },
-    ]),
-  ];
+  const keys = transposed({ ...K(s), symbol: "Kᵀ" });
+  return [productScene(s, Q(s), [{ b: keys, r: square(s, "S", head.scores), axes: ["query", "key"], extra }])];
 }
 
 /** The matrices from the scores to what is masked: scores, scaled, capped, biased; those that this layer has. @param {Story} s @returns {{name: string, symbol: string, value: Cell}[]} */
@@ -86,79 +89,63 @@ function logitSteps(s) {
 /** One of the changes S → S′ → C → B. @param {Story} s @param {string} name @returns {Scene[]} */
 export function logitScenes(s, name) {
   const { head } = s;
-  const { scale, softcap } = head.rules;
   const steps = logitSteps(s);
   const place = steps.findIndex((step) => step.name === name);
-  const [from, to] = [steps[place - 1], steps[place]];
-  const shade = signed(
-    "weights",
-    Math.max(most(head.n, head.m, from.value), name === "scaled" ? 0 : most(head.n, head.m, to.value)),
-  );
-  const root = Math.abs(scale * Math.sqrt(head.dk) - 1) < 1e-12;
-  const cap = fmt(softcap ?? 0);
-  const [before, after] = [square(s, from.symbol, from.value, { shade }), square(s, to.symbol, to.value, { shade })];
-  const how = /** @type {Record<string, (x: number, y: number) => Child>} */ ({
-    scaled: (x) => [num(x), root ? ` / √${head.dk}` : [" · ", num(scale)]],
-    capped: (x) => [`${cap}·tanh(`, num(x), `/${cap})`],
-    biased: (x, y) => [num(x), " + ", num(y - x)],
-  });
-  const done = name === "scaled" ? (root ? `÷ √${head.dk}` : `× ${fmt(scale)}`) : name === "capped" ? "tanh" : "+";
+  const pair = [steps[place - 1], steps[place]];
+  const largest = pair.map(({ value }) => most(head.n, head.m, value));
+  const shade = signed("weights", name === "scaled" ? largest[0] : Math.max(...largest));
+  const [before, after] = pair.map(({ symbol, value }) => square(s, symbol, value, { shade }));
+  const factor = isRoot(head) ? `÷ √${head.dk}` : `× ${fmt(head.rules.scale)}`;
+  const done = { scaled: factor, capped: "tanh" }[name] ?? "+";
   const written = (/** @type {number} */ i, /** @type {number} */ j) => {
-    const [x, y] = [from.value(i, j), to.value(i, j)];
-    return [sym(letterOf(after), s.indices(i, j), "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
+    const result = h("b", fmt(after.value(i, j), 5));
+    return [sym(letterOf(after), s.indices(i, j), "weights"), " = ", changed(head, name, i, j), " = ", result];
   };
   return beforeAfterScene(s, before, after, done, written);
 }
 
 /** The mask: which keys each query may see. @param {Story} s @returns {Scene[]} */
 export function maskedScenes(s) {
-  const { head } = s;
   const { symbol, value } = logitSteps(s).slice(-1)[0];
-  const shade = signed("weights", most(head.n, head.m, value));
-  const before = square(s, symbol, value, { shade });
+  const before = square(s, symbol, value);
   const written = (/** @type {number} */ i, /** @type {number} */ j) => [
     sym("m", s.indices(i, j), "weights"),
     " = ",
-    head.visible(i, j)
+    s.head.visible(i, j)
       ? [sym(letterOf(before), s.indices(i, j), "weights"), " = ", h("b", fmt(value(i, j), 5))]
       : [h("b", "−∞"), ` (${s.t("masked cell")})`],
   ];
   return beforeAfterScene(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
 }
 
-/** The symbol of what goes into the softmax. @param {Story} s */
-export const insideSoftmax = (s) =>
-  (s.hidden ? "M" : logitSteps(s).slice(-1)[0].symbol) + (s.head.rules.temperature === 1 ? "" : "/T");
-
 /** The symbol of what is masked. @param {Story} s */
 export const beforeMask = (s) => logitSteps(s).slice(-1)[0].symbol;
 
+/** The symbol of what goes into the softmax. @param {Story} s */
+export const insideSoftmax = (s) => (s.hidden ? "M" : beforeMask(s)) + (s.head.rules.temperature === 1 ? "" : "/T");
+
 /** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
 export function weightScenes(s) {
-  const { head } = s;
-  const before = square(s, insideSoftmax(s), head.masked, { hidden: s.hidden });
-  return beforeAfterScene(s, before, weightMatrix(s), "softmax", (i, j) => softmaxOf(s, i, j), true);
+  const before = square(s, insideSoftmax(s), s.head.masked, { hidden: s.hidden });
+  return beforeAfterScene(s, before, A(s), "softmax", (i, j) => softmaxOf(s, i, j), true);
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
-export const outputScenes = (s) => [
-  productScene(s, weightMatrix(s), [{ b: V(s), r: O(s), axes: ["query", "feature"] }]),
-];
+export const outputScenes = (s) => [productScene(s, A(s), [{ b: V(s), r: O(s), axes: ["query", "feature"] }])];
 
 /** H: the outputs of all heads side by side. @param {Story} s */
 function joined(s) {
   const { dv } = s.head;
   const value = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).output(i, c % dv);
-  return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, { ...names(s), split: dv });
+  return made(s, "H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, { split: dv });
 }
 
 /** @param {Story} s @returns {Scene[]} */
 export function concatScenes(s) {
   const { dv, number } = s.head;
-  const output = O(s);
   return [
     {
-      layout: beside([s.laid(output), s.laid(joined(s))], ["concat"], s.units, s.room),
+      layout: beside([s.laid(O(s)), s.laid(joined(s))], ["concat"], s.units, s.room),
       cursor: () => ({ block: 1, row: s.state.query, col: number * dv + Math.min(s.state.feature, dv - 1) }),
       locate: ({ block, row, col }) => ({ block: 1, row, col: block ? col : number * dv + col }),
       marks: ({ row, col }) => [
@@ -167,9 +154,8 @@ export function concatScenes(s) {
       ],
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
-        const { output } = s.headAt(from);
         const parts = [sym("h", s.indices(row, col), "value"), " = ", sym("o", s.indices(row, c), "value")];
-        return [...parts, ` (${s.t("head")} ${from}) = `, h("b", fmt(output(row, c), 5))];
+        return [...parts, ` (${s.t("head")} ${from}) = `, h("b", fmt(s.headAt(from).output(row, c), 5))];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
     },
@@ -179,19 +165,17 @@ export function concatScenes(s) {
 /** U = H·W^O. Where W^O is not in the file, the run's output, and where that is not there either, H. @param {Story} s @returns {Scene[]} */
 export function layerOutputScenes(s) {
   const H = joined(s);
-  const w = s.named("w_o");
-  const bias = s.named("b_o");
-  const run = s.named("output");
+  const [w, bias, run] = ["w_o", "b_o", "output"].map(s.named);
+  const n = s.head.n;
+  const U = (/** @type {number} */ wide, /** @type {ArrayLike<number>} */ data, start = 0) =>
+    made(s, "U", "plain", [n, "n"], [wide, "d_model"], (i, c) => data[start + i * wide + c]);
   if (!w && run) {
-    const [, n, wide] = run.shape;
-    const value = (/** @type {number} */ i, /** @type {number} */ c) => run.data[(s.state.batch * n + i) * wide + c];
-    const U = matrix("U", "plain", [n, "n"], [wide, "d_model"], value, names(s));
-    return [singleScene(s, U, "query", s.t("no projections"))];
+    const wide = run.shape[2];
+    return [singleScene(s, U(wide, run.data, s.state.batch * n * wide), "query", s.t("no projections"))];
   }
   if (!w) return [singleScene(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query")];
   const wide = w.shape[1];
-  const output = s.layerOutput();
-  const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => output[i * wide + c], names(s));
   const b = matrix("W^O", "plain", [H.cols, "h·d_v"], [wide, "d_model"], (c, j) => w.data[c * wide + j]);
-  return [productScene(s, H, [{ b, r, axes: ["query", "feature"], bias: bias ? (_, c) => bias.data[c] : undefined }])];
+  const added = bias ? (/** @type {number} */ _, /** @type {number} */ c) => bias.data[c] : undefined;
+  return [productScene(s, H, [{ b, r: U(wide, s.layerOutput()), axes: ["query", "feature"], bias: added }])];
 }

@@ -1,8 +1,6 @@
 // The steps of the page and what each says: one query first, then the matrices. A step that the layer lacks is left out.
 
 import { spelled } from "./numbers.js";
-import { oneQuery } from "./onequery.js";
-import { closing } from "./opening.js";
 import { section } from "./section.js";
 import {
   beforeMask,
@@ -16,6 +14,7 @@ import {
   scoreScenes,
   weightScenes,
 } from "./stepscenes.js";
+import { closing, oneQuery } from "./steptables.js";
 import { waySection } from "./way.js";
 
 /** @typedef {Parameters<typeof section>[1]} Options */

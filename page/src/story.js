@@ -1,27 +1,21 @@
 // What all steps share: the chosen layer, head, query and key; the head's numbers; the figures' units and names.
 
-import { signed, weighed } from "./colour.js";
+import { signed } from "./colour.js";
 import { headOf } from "./head.js";
 import { unitsFor } from "./layout.js";
 import { transposed } from "./matrix.js";
 
-/** @param {Place} place @returns {State} */
-export function begin({ chosen: { layer, head, query, key } }) {
-  return { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, version: 0 };
-}
-
 /**
  * @param {Page} page @param {Shell} shell @param {State} state
  * @param {number} room      pixels that a figure may take
- * @param {(element: Element, draw: () => void) => void} whenSeen
  * @param {(change: Partial<State>) => void} commit
  */
-export function makeStory(page, shell, state, room, whenSeen, commit) {
+export function makeStory(page, shell, state, room, commit) {
   const { header } = page;
   const { tokens, sources } = header;
   const columns = header.convention === "columns";
   const sentences = header.words[shell.language()];
-  /** @type {Map<number, StepHead>} */
+  /** @type {Map<number, ReturnType<typeof headOf>>} */
   const heads = new Map();
   /** What is computed from the chosen head of the run. */
   const derived = () => {
@@ -45,7 +39,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   };
   const first = derived();
   const story = {
-    ...{ page, shell, t: shell.t, state, commit, whenSeen, room, columns },
+    ...{ page, shell, t: shell.t, state, commit, room, columns },
     facts: { ...header.facts },
     units: unitsFor(room, first.sizes),
     queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
@@ -76,7 +70,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   return story;
 }
 
-/** U = H·W^O + b^O, from all heads. @param {(number: number) => StepHead} headAt @param {number} n @param {number} dv @param {NumberArray} w @param {NumberArray | null} bias */
+/** U = H·W^O + b^O, from all heads. @param {(number: number) => ReturnType<typeof headOf>} headAt @param {number} n @param {number} dv @param {NumberArray} w @param {NumberArray | null} bias */
 function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
   const output = new Float64Array(n * wide);
   for (let i = 0; i < n; i++) {
@@ -89,7 +83,7 @@ function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
   return output;
 }
 
-/** The key with the largest weight. @param {StepHead} head @param {number} query */
+/** The key with the largest weight. @param {ReturnType<typeof headOf>} head @param {number} query */
 function strongest(head, query) {
   let best = 0;
   for (let j = 1; j < head.m; j++) if (head.weights(query, j) > head.weights(query, best)) best = j;
@@ -132,13 +126,3 @@ export const matrix = (symbol, role, [rows, rowDim], [cols, colDim], value, more
   shade: more.shade ?? signed(role, most(rows, cols, value)),
   ...more,
 });
-
-/** @param {Story} s @param {Partial<Matrix>} [more] */
-export const weightMatrix = (s, more = {}) =>
-  matrix("A", "weights", [s.head.n, "n"], [s.head.m, "m"], s.head.weights, {
-    shade: weighed(1),
-    rowName: s.queryName,
-    colName: s.keyName,
-    hidden: s.hidden,
-    ...more,
-  });

@@ -9,48 +9,22 @@ type NumberArray = { shape: number[]; data: Numbers };
 type Rows = { data: Numbers; start: number; width: number }; // rows of `width` numbers from `start` on
 type Cell = (i: number, j: number) => number;
 type Test = (i: number, j: number) => boolean;
-type Scale = "sqrt" | "linear";
 type Shows = "weights" | "contributions" | "cuts" | "moved";
 
 /** A layer of a run to show, as view/long.py describes it. */
 interface Layer {
   name: string;
   heads: number[];
-  queries: number;
-  keys: number;
-  cross: boolean;
-  text: "tokens" | "sources" | "";
-  exact: number[];
   statistics: Record<string, (number | null)[]>;
-  captions: (Record<Language, string> | null)[];
   arrays: Record<string, string>;
   [field: string]: any;
 }
-interface Run {
-  name: string;
-  tokens: string[] | null;
-  sources: string[] | null;
-  pads: number[]; // which tokens are padding
-  batch: number;
-  layers: Layer[];
-}
 interface Header {
-  runs: Run[];
+  runs: { name: string; tokens: string[] | null; pads: number[]; layers: Layer[]; [field: string]: any }[];
   arrays: Record<string, { at: number; shape: number[]; dtype: string; packed?: number }>;
   [field: string]: any;
 }
-
-/** The document inside a page. */
-interface Page {
-  header: Header;
-  has(name: string): boolean;
-  array(name: string): NumberArray;
-  known(name: string): NumberArray | undefined;
-  bytesOf(at: number, length: number): Uint8Array;
-  keep(name: string, bytes: Uint8Array): NumberArray;
-  put(name: string, shape: number[], data: Numbers): string; // an array of a run in this page; returns its name
-  version: number; // of the run that is shown
-}
+type Page = ReturnType<typeof import("./container.js").openPage>;
 
 interface Rules {
   scale: number;
@@ -70,6 +44,7 @@ interface Rules {
 
 /** Places in the document; query −1: the last that is no padding, key −1: the one with the query's largest weight. */
 type Chosen = { run: number; layer: number; head: number; query: number; key: number };
+type Address = { run: number; layer: number; head: number };
 /** The chosen place, shared by all rooms of the page. */
 interface Place {
   chosen: Chosen;
@@ -80,7 +55,7 @@ interface Place {
 }
 type Shell = ReturnType<typeof import("./shell.js").openShell>;
 type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
-type Dive = ReturnType<typeof import("./dive/dive.js").diveRoom>;
+type Live = ReturnType<typeof import("./live/room.js").openLive>;
 
 /** Colours: shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; colour(x) that of a value. */
 interface Shade {
@@ -89,7 +64,7 @@ interface Shade {
   shade(x: number): number;
   along(t: number): number[];
   colour(x: number): number[];
-  kind: Scale;
+  kind: "sqrt" | "linear";
 }
 
 interface Matrix {
@@ -117,7 +92,6 @@ type AxisUnits = Record<string, number>; // pixels for one step along each axis
 /** What the steps show; `state` is what the reader chose. */
 type Story = ReturnType<typeof import("./story.js").makeStory>;
 type State = Omit<Chosen, "run"> & { batch: number; feature: number; next: number; less: number; version: number };
-type StepHead = ReturnType<typeof import("./head.js").headOf>;
 type StateAxis = "query" | "key" | "feature"; // the entry of the state that an axis's index is stored in
 type Part = { b: Matrix; r: Matrix; axes: [StateAxis, StateAxis]; bias?: Cell; extra?(i: number, j: number): Child };
 
@@ -132,54 +106,18 @@ interface Scene {
   next?(block: number, by: number): number | null; // the result beside this one
   notes?: string[];
 }
+type Section = ReturnType<typeof import("./section.js").section>;
 
-interface Section {
-  id: string;
-  symbol: string;
-  element: HTMLElement;
-  draw(): void; // draws the figures, if they are not up to date
-  outdate(): void; // the head's numbers have changed
-  update(): void; // another cell is chosen
-}
-
-type Address = { run: number; layer: number; head: number }; // places in the document, not numbers of the model
-/** A stored picture; the first key is stored apart. */
-type Picture = {
-  pixels: [number, number];
-  data: Uint8Array;
-  start: number;
-  first: Uint8Array;
-  firstStart: number;
-  largest: number;
-};
 type Head = Awaited<ReturnType<typeof import("./long/source.js").openHead>>;
-type View = { y: number; x: number; step: number }; // the first query and key, and tokens for each pixel of the screen
+type Picture = NonNullable<Head["small"]>;
 type Frame = ReturnType<typeof import("./long/view.js").frame>;
-
-/** All that the map needs. */
-interface Shown {
-  head: Head; // of its edges the weights, or what they did
-  wide: Picture | null; // the finer picture, once it is loaded
-  queries: number;
-  keys: number;
-  queryName(token: number): string;
-  keyName(token: number): string;
-  whole: number; // the end of the colour scale for the whole head
-  high: number; // the end of the colour scale
-  inView: boolean; // the scale's end is that of the rows in view
-  view: View;
-  cell: { i: number; j: number; pinned: boolean };
-  row: Float32Array | null; // weights of the chosen query, by key token
-  column: Float32Array | null; // weights on the chosen key, by query token
-  nonfinite: boolean; // NaN or infinity is among the weights
-}
 
 /** What the view of a head is made from. */
 interface Source {
   page: Page;
   state: ReturnType<typeof import("./long/page.js").newState>;
   answer: Answer;
-  dive: Dive;
+  dive: ReturnType<typeof import("./dive.js").diveRoom>;
   place: Place;
   shell: Shell;
   head: Head;
@@ -187,48 +125,8 @@ interface Source {
   again(): Promise<void>; // draws the head again, from the present state
   failed(why: unknown): null;
 }
-
-/** The elements of that view whose content changes. */
-interface Parts {
-  box: HTMLElement; // of the map
-  canvas: HTMLCanvasElement;
-  where: HTMLElement;
-  scale: HTMLElement;
-  readout: HTMLElement;
-  table: HTMLDetailsElement;
-  lists: HTMLElement;
-  text: HTMLElement;
-}
-
 /** The view of one head, and what the map, the text and the controls change of it. */
-interface Look extends Source, Shown {
-  head: Head;
-  actual: Head; // with its weights
-  offset: number; // the key position of query 0
-  keyTexts: string[] | null;
-  pads: Set<number>; // which of them are padding
-  parts: Parts;
-  jumpTo(query: number, key: number): void;
-}
-
-/** One head's numbers for the arithmetic of a weight. */
-type Problem = {
-  n: number;
-  m: number;
-  q: Rows;
-  k: Rows;
-  v: Rows | null;
-  L: { [i: number]: number };
-  vLost: number;
-  rules: Rules;
-}; // vLost: what v lost by rounding for the page, as a share
-interface Row {
-  scores: { [j: number]: number };
-  logits: { [j: number]: number };
-  L: number; // what the chosen weight is divided by
-  weights: Numbers;
-  seen: number;
-}
+type Look = ReturnType<typeof import("./long/look.js").lookAt>;
 
 /** What the reader has changed in the run of the model that the page holds; places are numbers of tokens. */
 interface Change {
@@ -248,4 +146,8 @@ interface LayerRun {
   v: Float32Array;
   heads: { weights: Float32Array; seen: Uint8Array; sums: Float32Array }[]; // (n, n) and (n,): log-sum-exps
 }
-type Live = ReturnType<typeof import("./live/room.js").openLive>;
+/** A file of sentences: by key, each in English and in Chinese, with | between them. build.js reads it. */
+declare module "*.toml" {
+  const words: Record<string, string>;
+  export default words;
+}

@@ -3,8 +3,7 @@
 
 import { byId, h, select } from "./dom.js";
 import { filled, isolated, short, spelled, withSign } from "./numbers.js";
-import { section } from "./section.js";
-import { openStep } from "./stepmap.js";
+import { openStep, section } from "./section.js";
 
 const MOST_LAYERS = 4; // of more than these, each is folded
 

@@ -3,6 +3,8 @@
 import { h } from "./dom.js";
 import { fmt } from "./numbers.js";
 
+/** @typedef {ReturnType<typeof import("./head.js").computing>} Numbered      a head whose numbers the page has */
+
 const MOST = 6;
 
 /** A symbol with indices, in its role's colour. @param {string} letter @param {Child} index @param {string} role */
@@ -40,6 +42,20 @@ export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }
   if (terms.length > MOST) parts.push(" + ", h("span.more", more(terms.length - MOST + 1, fmt(rest))));
   if (plus !== undefined) parts.push(plus < 0 ? " − " : " + ", num(Math.abs(plus), "plain"));
   return [name, " = ", symbols, " = ", parts.length ? parts : "0", " = ", h("b", fmt(total, 5))];
+}
+
+/** Whether scores are divided by √d_k. @param {Numbered} head */
+export const isRoot = ({ rules, dk }) => Math.abs(rules.scale * Math.sqrt(dk) - 1) < 1e-6;
+
+/** What a rule makes of a score, with its numbers. @param {Numbered} head @param {string} rule      scaled, capped, biased or masked: divided by the temperature @param {number} i @param {number} j @returns {Child} */
+export function changed(head, rule, i, j) {
+  const { rules, dk, scores, scaled, capped, biased } = head;
+  const cap = fmt(rules.softcap ?? 0);
+  if (rule === "scaled") return [num(scores(i, j)), isRoot(head) ? ` / √${dk}` : [" · ", fmt(rules.scale, 5)]];
+  if (rule === "capped") return [`${cap}·tanh(`, num(scaled(i, j)), ` / ${cap})`];
+  if (rule === "masked") return [num(biased(i, j)), " / ", fmt(rules.temperature)];
+  const more = biased(i, j) - capped(i, j);
+  return [num(capped(i, j)), more < 0 ? " − " : " + ", num(Math.abs(more))];
 }
 
 /** a = e^m / Σ e^m with its numbers. @param {Story} s @param {number} i @param {number} j */

@@ -2,9 +2,11 @@
 
 import { cellHere, fromAddress, isUnchanged, toAddress } from "../address.js";
 import { afterwards } from "../dom.js";
-import { drawArcs } from "../long/arcs.js";
+import { drawArcs } from "../long/text.js";
 import { show } from "./document.js";
 import { engineOf } from "./engine.js";
+
+/** @typedef {{row: Float32Array | null, cell: {i: number}, head: Head, parts: {text: HTMLElement}}} Shown      of the map */
 
 const REST = 500; // milliseconds
 const [ARCS, ARC] = [6, 0.01]; // of a query so many, and the least weight
@@ -66,7 +68,7 @@ export function openLive(page, place) {
     ...actions,
     next: () => engine?.next(state.text, state.change),
     mark: () => mark(state.change),
-    edges: (/** @type {Look} */ look) => header.why || edges(look, state.change, actions.cut),
+    edges: (/** @type {Shown} */ look) => header.why || edges(look, state.change, actions.cut),
   };
 
   /** Runs the text, and shows the run. @param {boolean} [linked]      the address says what is chosen */
@@ -123,7 +125,7 @@ function mark({ hidden, off }) {
   marked(".heads .head", "data-place", off);
 }
 
-/** What the chosen query looks at, as arcs over the text, and what is cut; a click cuts or puts back. @param {Look} look @param {Change} change @param {(key: number, query: number) => void} cut */
+/** What the chosen query looks at, as arcs over the text, and what is cut; a click cuts or puts back. @param {Shown} look @param {Change} change @param {(key: number, query: number) => void} cut */
 function edges({ row, cell, head, parts }, { cuts }, cut) {
   if (!row) return;
   const { address } = head;

@@ -2,7 +2,7 @@
 // With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j:
 // the row is normalised anew, or of "moved" the edge's weight goes to the first key, or to a learned sink.
 
-import { dot, logit, logsumexp, MASKED } from "../attention.js";
+import { dot, logsumexp, MASKED } from "../attention.js";
 import { largestAt } from "../numbers.js";
 
 const KEPT = 2 ** 20; // weights: of heads up to this size effects are kept
@@ -20,7 +20,7 @@ const known = new WeakMap();
 /** A head whose edges' effects are shown as its weights would be; the head itself where the page has no g or v. @param {Head} head @param {Shows} shows @returns {Head} */
 export function showing(head, shows) {
   const { computing: c, n, m } = head;
-  if (shows === "weights" || !c?.g || !c.v) return head;
+  if (shows === "weights" || !c?.g || !c.rows.v) return head;
   const made = known.get(head) ?? {};
   known.set(head, made);
   const kept = n * m <= KEPT;
@@ -38,11 +38,11 @@ export function showing(head, shows) {
 
 /** One row, MASKED where the key may not be seen. O(keys·(d_k + d_v)). @param {Head} head @param {Shows} shows @param {number} i @param {Float32Array} out */
 function effects({ computing, rules, m }, shows, i, out) {
-  const { q, k, v, g } = /** @type {any} */ (computing);
-  const term = (/** @type {number} */ i, /** @type {number} */ j) => dot(g, i, v, j);
+  const { rows, g, masked } = /** @type {any} */ (computing);
+  const term = (/** @type {number} */ i, /** @type {number} */ j) => dot(g, i, rows.v, j);
   const [x, t] = [new Float64Array(m), new Float64Array(m)];
   for (let j = 0; j < m; j++) {
-    x[j] = logit(rules, dot(q, i, k, j), i, j);
+    x[j] = masked(i, j);
     if (x[j] !== -Infinity) t[j] = term(i, j);
   }
   const best = largestAt(/** @type {any} */ (x));

@@ -10,7 +10,7 @@ export const OFF = "off"; // likewise: what a run without the head changes, wher
 const LABELLED = 24; // up to so many heads have their kinds below their pictures
 const MANY = 64; // from so many heads on their pictures are small
 
-/** How many heads a run has. @param {Run} run */
+/** How many heads a run has. @param {Header["runs"][0]} run */
 export const headsOf = (run) => run.layers.reduce((sum, layer) => sum + layer.heads.length, 0);
 
 /** A head as it is called on this page. @param {Layer[]} layers @param {number} layer @param {number} head @param {Say} t */

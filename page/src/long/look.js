@@ -1,20 +1,18 @@
-// A look at one head: its map, its numbers, the text beside it.
+// A look at one head: its map with what is said of it, the chosen cell, and all that follows the cell.
 
-import { h } from "../dom.js";
+import { toLink } from "../address.js";
+import { ARROWS, byId, h, select, write } from "../dom.js";
 import { fmt } from "../numbers.js";
-import { follow, jump, moved, show } from "./cell.js";
-import { controls } from "./controls.js";
-import { showing } from "./effects.js";
-import { bindKeys } from "./keyboard.js";
-import { frameOf, refresh } from "./mapbox.js";
+import { hasEffects, showing, SHOWS } from "./effects.js";
+import { legend } from "./grid.js";
+import { draw, shadeOf } from "./map.js";
 import { listen } from "./pointer.js";
-import { lookAt, onPage } from "./shown.js";
-import { headAt, LEVELS, lastQuery, strongestKey } from "./source.js";
+import { fillLists, fillTable, readout } from "./said.js";
+import { columnOf, headAt, LEVELS, rowOf, strongestKey } from "./source.js";
 import { surveyOf } from "./survey.js";
-import { fillTable } from "./table.js";
-import { drawText } from "./text.js";
+import { drawText, shadeText } from "./text.js";
 import { whenReady } from "./tiles.js";
-import { showWhole } from "./view.js";
+import { endOf, follow as bringIntoView, frame, settle, showWhole, zoom } from "./view.js";
 
 /** @type {Look | null} the one that is drawn again with the window's size */
 let latest = null;
@@ -23,17 +21,15 @@ addEventListener("resize", () => latest && refresh(latest));
 /** Put a head on the page. @param {Source} source @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, again: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it of another run */
 export async function openLook(source, here, heading, follows) {
   const { state, head } = source;
-  const parts = newParts(source);
-  const look = (latest = lookAt(source, parts));
-  const { box, where, scale, readout, table, lists, text } = parts;
+  const look = (latest = lookAt(source));
+  const { box, where, scale, readout, table, lists, text } = look.parts;
   source.answer.text.replaceChildren(text);
   here.replaceChildren(
     h("div.left", h("div.headed", heading), controls(look), box, scale, where, facts(source), table),
     h("div.right", readout, source.dive.element, lists),
   );
   if (!state.view) showWhole(look, frameOf(look));
-  table.addEventListener("toggle", () => fillTable(look));
-  look.jumpTo = (query, key) => jump(look, query, key);
+  table.addEventListener("toggle", () => fillTable(look, stillAt(look)));
   listen(look);
   bindKeys(look);
   drawText(look);
@@ -51,16 +47,77 @@ export async function openLook(source, here, heading, follows) {
   fetchMore(look);
 }
 
+/** What is shown of a head, as the page's state says: the map draws it; the cell, the text and the controls change it. @param {Source} source */
+export function lookAt(source) {
+  const { page, state, head, shell } = source;
+  const { layer, n, m } = head;
+  const run = page.header.runs[state.address.run];
+  const queryTexts = layer.text ? run[layer.text] : null;
+  const keyTexts = layer.cross ? run.sources : queryTexts;
+  const offset = layer.cross ? 0 : layer.rules.query_offset[0];
+  const nameOf = (/** @type {string[] | null} */ texts, /** @type {number} */ from) => (/** @type {number} */ token) =>
+    texts?.[token + from] ?? String(token);
+  const canvas = h("canvas");
+  return {
+    ...source,
+    actual: head, // with its weights
+    head: showing(head, state.shows), // of its edges the weights, or what they did
+    offset, // the key position of query 0
+    keyTexts,
+    pads: new Set(layer.cross || layer.text !== "tokens" ? [] : run.pads), // which of them are padding
+    queries: n,
+    keys: m,
+    wide: /** @type {Picture | null} */ (null), // the finer picture, once it is loaded
+    queryName: nameOf(queryTexts, offset),
+    keyName: nameOf(keyTexts, 0),
+    whole: 1, // the end of the colour scale for the whole head
+    high: 1, // the end of the colour scale
+    inView: n * m > 2 ** 20, // it is that of the rows in view
+    view: state.view ?? { y: 0, x: 0, step: 1 },
+    cell: { i: state.query, j: Math.max(0, state.key), pinned: state.pinned },
+    row: /** @type {Float32Array | null} */ (null), // weights of the chosen query, by key token
+    column: /** @type {Float32Array | null} */ (null), // weights on the chosen key, by query token
+    nonfinite: false, // NaN or infinity is among the weights
+    /** The elements whose content changes. */
+    parts: {
+      canvas,
+      box: h("div.map-of", { tabindex: 0, role: "group", "aria-label": shell.t("map", { n, m }) }, canvas),
+      where: h("p.where"),
+      scale: h("div"),
+      readout: h("p.readout", { id: "readout" }),
+      table: h("details.numbers", h("summary", shell.t("table here"))),
+      lists: h("div.lists"),
+      text: h("div.text"),
+    },
+  };
+}
+
+/** Whether this is still on the page. @param {Look} look */
+const onPage = ({ parts }) => parts.box.isConnected;
+
+/** Returns a function that tells whether the present cell is still chosen: results for an older cell are dropped. @param {Look} look */
+function stillAt(look) {
+  const { i, j } = look.cell;
+  return () => onPage(look) && look.cell.i === i && look.cell.j === j;
+}
+
 /** The same head of another run of this text. @param {Look} look */
 async function again(look) {
   const actual = await headAt(look.page, look.state.address);
   await actual.loading;
   if (!onPage(look) || actual.version !== look.page.version) return;
-  const { nonfinite, whole } = await surveyOf(actual);
-  const head = showing(actual, look.state.shows);
-  Object.assign(look, { actual, head, nonfinite, whole });
+  Object.assign(look, { actual, head: showing(actual, look.state.shows), ...(await surveyOf(actual)) });
   await moved(look);
   follow(look, look.queries - 1);
+}
+
+/** The query at which a head opens: the last that is no padding. @param {Page} page @param {Head} head */
+export function lastQuery(page, { address, layer, n }) {
+  const pads = new Set(layer.text === "tokens" ? page.header.runs[address.run].pads : []);
+  const offset = layer.cross ? 0 : layer.rules.query_offset[0];
+  let query = n - 1;
+  while (query > 0 && pads.has(query + offset)) query -= 1;
+  return query;
 }
 
 /** @param {Look} look */
@@ -71,56 +128,181 @@ async function goTo(look) {
   if (onPage(look)) show(look, state.query, Math.min(key ?? 0, head.m - 1));
 }
 
-/** @param {Source} source @returns {Parts} */
-function newParts({ head: { n, m }, shell: { t } }) {
-  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
-  return {
-    canvas,
-    box: h("div.map-of", { tabindex: 0, role: "group", "aria-label": t("map", { n, m }) }, canvas),
-    where: h("p.where"),
-    scale: h("div"),
-    readout: h("p.readout", { id: "readout" }),
-    table: /** @type {HTMLDetailsElement} */ (h("details.numbers", h("summary", t("table here")))),
-    lists: h("div.lists"),
-    text: h("div.text"),
-  };
-}
-
 /** The head's statistics, and what its weights are made of. @param {Source} source */
 function facts({ head, state, shell: { t } }) {
   const { statistics, note } = head.layer;
   const known = Object.keys(statistics).filter((name) => statistics[name][state.address.head] !== null);
-  const nature = head.served
-    ? t("served head")
-    : head.exact
-      ? t("exact head", { dtype: head.stored })
-      : t("pictured head", { levels: LEVELS });
-  return [
-    h("p.says", known.map((name) => `${t(name)} ${fmt(Number(statistics[name][state.address.head]), 3)}`).join(" · ")),
-    h("p.note", nature, note && ` · ${note}`),
-  ];
+  const said = known.map((name) => `${t(name)} ${fmt(Number(statistics[name][state.address.head]), 3)}`);
+  const stored = head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: LEVELS });
+  return [h("p.says", said.join(" · ")), h("p.note", head.served ? t("served head") : stored, note && ` · ${note}`)];
 }
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { actual, state } = look;
-  const head = showing(actual, state.shows);
+  const { actual, state, head } = look;
   const draw = () => onPage(look) && refresh(look);
   surveyOf(head).then((survey) => {
     if (look.head !== head) return;
-    look.nonfinite = survey.nonfinite;
-    look.whole = survey.whole;
+    Object.assign(look, survey);
     draw();
   });
-  if (head.n * head.m > 2 ** 20)
+  if (look.inView)
     head.wide().then((wide) => {
       look.wide = wide;
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
   const loaded = () => {
-    const { g, v } = actual.computing ?? {};
-    if (head.shows !== state.shows && g && v && onPage(look)) look.again(); // from here on what edges did is known
+    const { g, rows } = actual.computing ?? {};
+    if (head.shows !== state.shows && g && rows?.v && onPage(look)) look.again(); // from here on what edges did is known
   };
   if (state.shows !== "weights") actual.loading.then(loaded);
+}
+
+// the map, with its scale, the part that is in view, and what a pixel is
+
+/** @param {Look} look */
+export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
+
+/** Whether nobody sees an element, since what it is in is folded. @param {Element} element */
+export const isFolded = (element) => Boolean(element.closest("details:not([open])"));
+
+/** Draw the map again. @param {Look} look */
+export function refresh(look) {
+  const { parts, head, queries, keys, view, state, nonfinite } = look;
+  const { t } = look.shell;
+  parts.box.dataset.missing = "0";
+  if (isFolded(parts.box)) return;
+  const f = frameOf(look);
+  settle(look, f);
+  const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
+  state.view = view;
+  const shade = shadeOf(look);
+  const hatched = Boolean(head.layer.masked);
+  const swatches = [
+    hatched && h("span", h("i.hatched"), t("masked cell")),
+    nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
+  ];
+  const ends = t("ends here", {
+    which: t(look.inView ? "queries in view" : "all queries"),
+    what: t(`shows ${head.shows}`),
+  });
+  const [low, high] = [shade.low ? `≤ ${fmt(shade.low, 3)}` : "0", `≥ ${fmt(shade.high, 3)}`];
+  const said = [low, high, nonfinite, ends, head.shows, hatched].join(" ");
+  if (parts.scale.dataset.said !== said)
+    parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
+  parts.scale.dataset.said = said;
+  const end = endOf(look, f);
+  const inside = { i0: Math.floor(view.y), i1: Math.ceil(end.y) - 1, j0: Math.floor(view.x), j1: Math.ceil(end.x) - 1 };
+  const single = head.shows === "weights" && t("single");
+  const pixel = rows * cols === 1 ? single : (stretched ? t("stretched") : "") + t("many", { rows, cols });
+  const where = t("where", { ...inside, n: queries, m: keys });
+  write(parts.where, [where, pixel, missing && t("computing")].filter(Boolean).join(" · "));
+  parts.box.dataset.missing = String(missing);
+}
+
+/** Around the chosen cell. @param {Look} look @param {number} factor      of what a pixel covers; 0: the whole */
+export function nearer(look, factor) {
+  const { cell } = look;
+  const f = frameOf(look);
+  if (factor) zoom(look, f, factor, cell.i + 0.5, cell.j + 0.5);
+  else showWhole(look, f);
+  refresh(look);
+  toLink(look.state);
+}
+
+// the chosen cell, and all that depends on it
+
+/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
+export async function moved(look, wait) {
+  const { cell, head, parts, state, shell, place } = look;
+  const { i, j } = cell;
+  const still = stillAt(look);
+  if (!onPage(look)) return;
+  Object.assign(state, { query: i, key: j, pinned: cell.pinned });
+  if (wait) await new Promise((then) => setTimeout(then, wait));
+  if (!still()) return;
+  const lines = [rowOf(head, i), columnOf(head, j)];
+  const [row, column] = await Promise.all(lines).catch((why) => (look.failed(why), []));
+  if (!still()) return;
+  Object.assign(look, { row, column });
+  refresh(look);
+  const words = readout(look, shell.t);
+  write(parts.readout, words);
+  shell.say(words);
+  fillLists(look, (query, key) => jump(look, query, key));
+  shadeText(look);
+  follow(look, state.query);
+  look.dive.show(look);
+  place.live?.edges(look);
+  fillTable(look, still);
+  toLink(state, true);
+  place.choose("map", { ...state.address, query: state.query, key: state.key });
+}
+
+/** What the model says comes after a query's token. @param {Look} look @param {number} query */
+export function follow({ answer, offset, queryName }, query) {
+  answer.follow(query + offset, queryName(query));
+}
+
+/** The reader chooses a cell: bring it into view. @param {Look} look @param {number} i @param {number} j */
+export function jump(look, i, j) {
+  look.state.quiet = false;
+  return show(look, i, j);
+}
+
+/** @param {Look} look @param {number} i @param {number} j */
+function show(look, i, j) {
+  Object.assign(look.cell, { i, j });
+  bringIntoView(look, frameOf(look));
+  if (look.head.served) refresh(look); // its weights take a while; all else is drawn once, with them
+  return moved(look);
+}
+
+// controls and keys
+
+/** @param {string} label @param {string} id @param {string[][]} options @param {string} value @param {(value: string) => void} then */
+export const choice = (label, id, options, value, then) => h("label", `${label} `, select(id, options, value, then));
+
+/** The controls of one head: zoom, and what is shown. @param {Look} look */
+function controls(look) {
+  const { state, head } = look;
+  const { t } = look.shell;
+  const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
+    h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
+  const zooms = h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0));
+  const effects = SHOWS.map((name) => [name, t(`shows ${name}`)]);
+  const show = (/** @type {any} */ shows) => {
+    state.shows = shows;
+    look.again().then(() => byId("shows")?.focus());
+  };
+  const shown = hasEffects(head.layer, state.address.head) && choice(t("shows"), "shows", effects, state.shows, show);
+  return h("div.picks.controls", zooms, shown);
+}
+
+/** @param {Look} look */
+function bindKeys(look) {
+  const { shell, cell, state, pick, queries, keys } = look;
+  const { box } = look.parts;
+  /** Whether the map is in view: elsewhere the arrows scroll. */
+  const inView = () => box.getBoundingClientRect().bottom > 0 && box.getBoundingClientRect().top < innerHeight;
+  const within = (/** @type {number} */ place, /** @type {number} */ size) => Math.max(0, Math.min(size - 1, place));
+  for (const [key, [down, right]] of Object.entries(ARROWS))
+    shell.key(key, ({ shiftKey }) => {
+      if (!inView()) return false;
+      const far = shiftKey ? 10 : 1;
+      jump(look, within(cell.i + far * down, queries), within(cell.j + far * right, keys));
+    });
+  for (const key of ["Enter", "Escape"])
+    shell.key(key, () => {
+      cell.pinned = key === "Enter";
+      moved(look);
+    });
+  for (const [key, factor] of Object.entries({ "+": 0.5, "=": 0.5, "-": 2, "−": 2, 0: 0 }))
+    shell.key(key, () => nearer(look, factor));
+  for (const [key, [layers, heads]] of Object.entries({ "[": [0, -1], "]": [0, 1], "{": [-1, 0], "}": [1, 0] }))
+    shell.key(key, () => {
+      const { run, layer, head } = state.address;
+      pick({ run, layer: layer + layers, head: head + heads });
+    });
 }

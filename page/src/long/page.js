@@ -2,14 +2,12 @@
 
 import { fromLink } from "../address.js";
 import { add, byId, h, write } from "../dom.js";
-import { diveRoom } from "../dive/dive.js";
+import { diveRoom } from "../dive.js";
 import { wordsOf } from "../causes.js";
-import { choice } from "./controls.js";
 import { grid, headsOf, nameOfHead, OFF, PICTURES, showChosen } from "./grid.js";
-import { openLook } from "./look.js";
-import { isFolded } from "./mapbox.js";
-import { newReading } from "./reading.js";
-import { headAt, lastQuery } from "./source.js";
+import { choice, isFolded, lastQuery, openLook } from "./look.js";
+import { headAt } from "./source.js";
+import { newReading } from "./text.js";
 import { thumbnails } from "./thumbnails.js";
 
 export const newState = () => ({
@@ -20,7 +18,7 @@ export const newState = () => ({
   key: -1, // −1: the one with the query's largest weight
   pinned: false,
   quiet: false, // the page's address stays as it is until the reader acts on the map
-  view: /** @type {View | null} */ (null),
+  view: /** @type {{y: number, x: number, step: number} | null} */ (null), // the first query and key, and tokens for each pixel
   size: "", // of the matrix that the view is of
   reading: newReading(),
 });
@@ -30,7 +28,7 @@ const around = (address, size) => (address < 0 ? size - 1 : address >= size ? 0 
 
 /**
  * What the functions of this module share, from one drawing of the page to the next.
- * @typedef {{page: Page, place: Place, state: Source["state"], shell: Shell, answer: Answer, dive: Dive, front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, again: () => void}} Room      follow: the map goes to the state's cell; again: it is drawn of another run
+ * @typedef {{page: Page, place: Place, state: Source["state"], shell: Shell, answer: Answer, dive: Source["dive"], front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, again: () => void}} Room      follow: the map goes to the state's cell; again: it is drawn of another run
  */
 
 let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn

@@ -1,7 +1,6 @@
 // The pointer on the map: hovering chooses a cell, a click pins it; dragging, pinching and the wheel move the view.
 
-import { moved } from "./cell.js";
-import { frameOf, nearer, refresh } from "./mapbox.js";
+import { frameOf, moved, nearer, refresh } from "./look.js";
 import { cellAt, settle, zoom } from "./view.js";
 
 const DRAGGED = 4; // pixels: less is a click

@@ -2,7 +2,6 @@
 
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
-import { NONFINITE } from "./source.js";
 
 /** @typedef {{whole: number, nonfinite: boolean}} Survey      whole: the end of the colour scale */
 
@@ -23,23 +22,14 @@ const known = new WeakMap();
 
 /** @param {Head} head */
 export function surveyOf(head) {
-  const kept = known.get(head);
-  if (kept) return kept;
-  const made = head.small ? Promise.resolve(fromPicture(head, head.small)) : fromWeights(head);
+  const made = known.get(head) ?? survey(head);
   known.set(head, made);
   return made;
 }
 
-/** @param {Head} head @param {Picture} p @returns {Survey} */
-function fromPicture({ layer, address }, p) {
-  const codes = p.data.subarray(p.start, p.start + p.pixels[0] * p.pixels[1]);
-  const nonfinite =
-    codes.includes(NONFINITE) || p.first.subarray(p.firstStart, p.firstStart + p.pixels[0]).includes(NONFINITE);
-  return { whole: layer.reach[address.head], nonfinite };
-}
-
 /** @param {Head} head @returns {Promise<Survey>} */
-async function fromWeights({ computing: c, n, m }) {
+async function survey({ computing: c, n, m, small, layer, address }) {
+  if (small) return { whole: layer.reach[address.head], nonfinite: small.nonfinite() };
   if (!c) return { whole: 1, nonfinite: false };
   const [line, peaks] = [new Float32Array(m), new Float32Array(n)];
   let nonfinite = false;

@@ -5,13 +5,14 @@ import { MASKED } from "../attention.js";
 import { colour, fill, penOf, pixelOf } from "../canvas.js";
 import { rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
-import { firstPixel, openHead, pixel, rowOf } from "./source.js";
+import { paintPicture } from "./map.js";
+import { openHead, rowOf } from "./source.js";
 import { surveyOf } from "./survey.js";
 
 const SIDE = 64;
 const MARGIN = 3; // around a picture of SIDE: long.css has the same
 const SLICE = 8; // milliseconds
-const sheet = /** @type {HTMLCanvasElement} */ (h("canvas"));
+const sheet = h("canvas");
 
 /** @param {Page} page */
 export function thumbnails(page) {
@@ -19,7 +20,7 @@ export function thumbnails(page) {
   const strips = new Map();
   const stripOf = (/** @type {Address} */ { run, layer }) => strips.get(`${run} ${layer}`);
   /** @type {Address[]} */
-  const waiting = [];
+  let waiting = [];
   let [ready, painting] = [false, false];
   async function work() {
     if (!ready || painting) return;
@@ -33,34 +34,29 @@ export function thumbnails(page) {
     }
     painting = false;
   }
+  const paintAll = (/** @type {number} */ run, /** @type {number} */ layer) => {
+    for (const head of page.header.runs[run].layers[layer].heads.keys()) waiting.push({ run, layer, head });
+    work();
+  };
   return {
     /** A layer's pictures, side by side. @param {number} run @param {number} layer @param {number} heads */
     of(run, layer, heads) {
       const known = strips.get(`${run} ${layer}`);
       if (known) return known;
-      const strip = /** @type {HTMLCanvasElement} */ (
-        h("canvas", {
-          width: 1,
-          height: 1,
-          "data-missing": heads,
-          style: { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads },
-        })
-      );
+      const style = { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads };
+      const strip = h("canvas", { width: 1, height: 1, "data-missing": heads, style });
       strips.set(`${run} ${layer}`, strip);
-      for (let head = 0; head < heads; head++) waiting.push({ run, layer, head });
-      work();
+      paintAll(run, layer);
       return strip;
     },
     /** The numbers of the run are others: all are painted again. */
     again() {
-      waiting.length = 0;
+      waiting = [];
       for (const [place, strip] of strips) {
         const [run, layer] = place.split(" ").map(Number);
-        const { length } = page.header.runs[run].layers[layer].heads;
-        for (let head = 0; head < length; head++) waiting.push({ run, layer, head });
-        strip.dataset.missing = String(length);
+        strip.dataset.missing = String(page.header.runs[run].layers[layer].heads.length);
+        paintAll(run, layer);
       }
-      work();
     },
     /** The map is drawn, so there is time for the others. */
     start() {
@@ -72,14 +68,18 @@ export function thumbnails(page) {
 
 /** @param {HTMLCanvasElement} strip @param {Head} head */
 async function paint(strip, head) {
-  const { rows, cols, values } = head.small ? stored(head, head.small) : await sampled(head);
-  const { layer, address } = head;
+  const { layer, address, small, n, m } = head;
+  const ground = pixelOf(rgb("hatch-ground"));
+  const values = small ? null : await sampled(head);
   const shade = weighed(layer.reach?.[address.head] ?? (await surveyOf(head)).whole);
-  fill(cols, rows, (pixels) => colour(pixels, values, shade, pixelOf(rgb("hatch-ground"))), sheet);
+  const [rows, cols] = small ? [small.rows, small.cols] : [Math.min(n, SIDE), Math.min(m, SIDE)];
+  const pixels = (/** @type {Uint32Array} */ out) =>
+    small ? paintPicture(head, small, shade, ground, out) : colour(out, /** @type {any} */ (values), shade, ground);
+  fill(cols, rows, pixels, sheet);
   const cell = (SIDE + 2 * MARGIN) / SIDE; // beside a picture of 1
   const count = layer.heads.length;
   if (strip.width === 1) {
-    const whole = (/** @type {number} */ pixels) => pixels * Math.ceil(SIDE / pixels); // each as large as the others
+    const whole = (/** @type {number} */ size) => size * Math.ceil(SIDE / size); // each as large as the others
     strip.width = Math.round(whole(cols) * cell * count);
     strip.height = Math.round(whole(rows) * cell);
   }
@@ -88,18 +88,6 @@ async function paint(strip, head) {
   pen.imageSmoothingEnabled = false;
   const [left, top] = [wide * (address.head * cell + MARGIN / SIDE), (high * MARGIN) / SIDE];
   pen.drawImage(sheet, Math.round(left), Math.round(top), Math.round(wide), Math.round(high));
-}
-
-/** @param {Head} head @param {Picture} p */
-function stored({ first, m }, p) {
-  const [rows, cols] = p.pixels;
-  const firstCol = Math.floor((first * cols) / m);
-  const values = Float32Array.from({ length: rows * cols }, (_, index) => {
-    const [row, col] = [Math.floor(index / cols), index % cols];
-    const { value } = pixel(p, row, col);
-    return col === firstCol ? Math.max(value, firstPixel(p, row).value) : value;
-  });
-  return { rows, cols, values };
 }
 
 /** The weights of at most 64 queries; of keys that share a pixel the largest. @param {Head} head */
@@ -114,11 +102,10 @@ async function sampled(head) {
       since = performance.now();
     }
     const line = await rowOf(head, Math.floor(((row + 0.5) * n) / rows));
-    if (line)
-      for (let j = 0; j < m; j++) {
-        const index = row * cols + Math.floor((j * cols) / m);
-        if (!(line[j] <= values[index])) values[index] = line[j];
-      }
+    line?.forEach((x, j) => {
+      const index = row * cols + Math.floor((j * cols) / m);
+      if (!(x <= values[index])) values[index] = x;
+    });
   }
-  return { rows, cols, values };
+  return values;
 }

@@ -19,10 +19,7 @@ let ready = () => {};
 let lost = (/** @type {unknown} */ _) => {};
 
 /** Call the first when a tile is there, the second when it cannot be had. @param {() => void} then @param {(why: unknown) => void} otherwise */
-export function whenReady(then, otherwise) {
-  ready = then;
-  lost = otherwise;
-}
+export const whenReady = (then, otherwise) => void ([ready, lost] = [then, otherwise]);
 
 /** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
 export function tileOf(w) {
@@ -30,21 +27,15 @@ export function tileOf(w) {
   const live = head.version > 0; // computed at once: it changes with every frame
   const key = `${Object.values(head.address)} ${live} ${head.shows} ${level} ${row} ${col}`;
   const kept = done.get(key);
-  if (kept && (!live || kept.head === head)) {
-    keep(key, head, kept.tile); // the latest used is the last to go
-    return kept.tile;
-  }
+  if (kept && (!live || kept.head === head)) return keep(key, head, kept.tile); // the latest used is the last to go
   if (live) {
     const tile = (kept?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
     for (let y = 0; y < SIDE; y++) pixelRow(w, y, tile);
-    keep(key, head, tile);
-    return tile;
+    return keep(key, head, tile);
   }
   wanted.set(key, w);
-  if (!working) {
-    working = true;
-    setTimeout(work);
-  }
+  if (!working) setTimeout(work);
+  working = true;
   return null;
 }
 
@@ -53,15 +44,14 @@ function keep(key, head, tile) {
   done.delete(key);
   done.set(key, { head, tile });
   if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
+  return tile;
 }
 
 /** Drops the requests for tiles that are not in view any more. */
 export const forgetWanted = () => wanted.clear();
 
 async function work() {
-  for (;;) {
-    const [first] = wanted;
-    if (!first) break;
+  for (let [first] = wanted; first; [first] = wanted) {
     const [key, w] = first;
     const start = performance.now();
     const tile = await compute(w, () => wanted.has(key)).catch((why) => (lost(why), null));
@@ -76,9 +66,9 @@ async function work() {
 
 /** @param {Wanted} w @param {() => boolean} stillWanted */
 async function compute(w, stillWanted) {
-  if (w.head.served) return served(w);
-  await w.head.loading;
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
+  if (w.head.served) return served(w, out);
+  await w.head.loading;
   let since = performance.now();
   for (let y = 0; y < SIDE; y++) {
     pixelRow(w, y, out);
@@ -90,22 +80,18 @@ async function compute(w, stillWanted) {
   return out;
 }
 
-/** The same from the viewer's server. @param {Wanted} w */
-async function served({ head, level, row, col }) {
+/** The same from the viewer's server. @param {Wanted} w @param {Float32Array} out */
+async function served({ head, level, row, col }, out) {
   const step = 2 ** level;
   const [top, left] = [row * SIDE * step, col * SIDE * step];
   const [end, right] = [Math.min(head.n, top + SIDE * step), Math.min(head.m, left + SIDE * step)];
   const pixels = await ask(head, "tile", { rows: [top, end], cols: [left, right], step });
   const wide = Math.ceil((right - left) / step);
-  const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   for (let y = 0; y * wide < pixels.length; y++) out.set(pixels.subarray(y * wide, (y + 1) * wide), y * SIDE);
   return out;
 }
 
-/**
- * One row of pixels, each with the largest of its weights.
- * @param {Wanted} w @param {number} y @param {Float32Array} out
- */
+/** One row of pixels, each with the largest of its weights. @param {Wanted} w @param {number} y @param {Float32Array} out */
 export function pixelRow({ head: { computing: c, n, m }, level, row, col }, y, out) {
   const step = 2 ** level;
   const [first, end] = [(row * SIDE + y) * step, Math.min(n, (row * SIDE + y + 1) * step)];

@@ -2,6 +2,8 @@
 
 const NEAREST = 1 / 48; // units for a pixel: cells of 48 pixels
 
+/** @typedef {{queries: number, keys: number, view: {y: number, x: number, step: number}, cell: {i: number, j: number}}} Shown      the first query and key in view, and tokens for each pixel of the screen */
+
 /** How the map's canvas is divided. @param {number} width @param {Shown} shown */
 export function frame(width, { queries, keys }) {
   const [left, top] = width < 520 ? [54, 56] : [88, 76];
@@ -10,12 +12,6 @@ export function frame(width, { queries, keys }) {
   const high = Math.max(96, Math.round(side * ratio));
   return { left, top, side, high, width: left + side + 2, height: top + high + 2 };
 }
-
-/** Both axes of the map in one form: queries downwards, keys across. @param {Shown} shown @param {Frame} f */
-export const axesOf = ({ queries, keys, queryName, keyName, view, cell }, f) => ({
-  down: { count: queries, name: queryName, start: view.y, from: f.top, length: f.high, chosen: cell.i, role: "query" },
-  across: { count: keys, name: keyName, start: view.x, from: f.left, length: f.side, chosen: cell.j, role: "key" },
-});
 
 /** Where the view ends, in queries and keys. @param {Shown} shown @param {Frame} f */
 export const endOf = ({ queries, keys, view }, f) => ({

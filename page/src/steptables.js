@@ -1,14 +1,27 @@
-// One query from start to end, as a table: a row for each key with its score and weight, and the weighted sum.
+// The tables of the steps: the dimensions, one query from start to end, the costs.
 
 import { drawColours } from "./canvas.js";
 import { signed } from "./colour.js";
-import { h, table, tableRow } from "./dom.js";
+import { columnHead, h, table, tableRow } from "./dom.js";
+import { dimension } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
 import { most, subscript } from "./story.js";
 
 const KEYS = 10;
 
-/** @param {Story} s */
+/** The dimensions, above the steps. @param {Story} s */
+export function sizesOf({ head: { n, m, dk, dv }, layer, named, sizes, t }) {
+  const group = layer.heads / layer.kv_heads;
+  const shown = { n, m, d_k: dk, d_v: dv, h: layer.heads, ...(named("x") && { d_model: sizes.d_model }) };
+  const lines = Object.entries(shown).map(([dim, size]) => {
+    const says = dim === "h" && group > 1 ? t("h shared", { group }) : t(dim);
+    return h("div", h("dt", h("var.dim", dimension(dim)), ` = ${size}`), h("dd", says));
+  });
+  const block = h("div.block", h("h2", t("sizes")), h("dl.axes", lines));
+  return h("section.opening", { "aria-label": t("sizes") }, block);
+}
+
+/** One query from start to end: a row for each key with its score and weight, and the weighted sum. @param {Story} s */
 export function oneQuery(s) {
   const { head, t } = s;
   const i = s.state.query;
@@ -50,14 +63,14 @@ export function oneQuery(s) {
   return h("div.pan", table("table.one", heads, [shown.map(row), more, last]));
 }
 
-/** The keys in order; of many only those that the query sees, those with the largest weights first. @param {StepHead} head @param {number} i */
+/** The keys in order; of many only those that the query sees, those with the largest weights first. @param {Story["head"]} head @param {number} i */
 function keysInOrder(head, i) {
   const keys = listOf(head.m, (j) => j);
   if (head.m <= KEYS) return keys;
   return keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
 }
 
-/** Draws vectors as strips, on the scale of the output and of what the shown keys add. @param {StepHead} head @param {number} i @param {number[]} shown */
+/** Draws vectors as strips, on the scale of the output and of what the shown keys add. @param {Story["head"]} head @param {number} i @param {number[]} shown */
 function stripOf(head, i, shown) {
   const largest = (/** @type {number} */ c) =>
     Math.max(Math.abs(head.output(i, c)), ...shown.map((j) => head.weights(i, j) * Math.abs(head.v(j, c))));
@@ -71,4 +84,30 @@ function stripOf(head, i, shown) {
     const first = listOf(Math.min(2, head.dv), (c) => fmt(value(c), 3)).join(" ");
     return h("td.mix", canvas, h("small", `[${first}${head.dv > 2 ? " …" : ""}]`));
   };
+}
+
+/** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
+export function closing(s) {
+  const { t, facts } = s;
+  const lines = [];
+  for (const each of [facts.check, facts.kept]) if (each) lines.push(each[s.shell.language()]);
+  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
+  const compare = (words, name, from, size, value) => {
+    const run = s.named(name);
+    if (!run) return;
+    let off = 0;
+    for (let i = 0; i < size; i++)
+      if (value(i) !== run.data[from + i]) off = Math.max(off, Math.abs(value(i) - run.data[from + i]));
+    lines.push(t(words, { x: fmt(off, 2) }));
+  };
+  const { n, number, logsumexp } = s.head;
+  compare("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp);
+  const mixed = s.named("w_o") && s.layerOutput();
+  if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
+  const row = (/** @type {any} */ { symbol, shape, multiply_adds: adds, bytes }) =>
+    tableRow(symbol, [shape.join("×"), adds.toLocaleString("en"), bytes.toLocaleString("en")]);
+  const heads = ["step", "shape", "adds", "bytes"].map((name) => columnHead(t(`${name} column`)));
+  const items = lines.map((line) => h("li", line));
+  const costs = table("table.cost", heads, s.layer.steps.map(row));
+  return [h("ul.checks", items), h("h3", t("cost")), h("div.pan", costs)];
 }

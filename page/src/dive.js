@@ -1,0 +1,107 @@
+// From a cell of the map down to its arithmetic: q·k, scale, rules, softmax, and the value times the weight, with numbers.
+
+import { h, renew, write } from "./dom.js";
+import { LEVELS } from "./long/source.js";
+import { fmt, listOf, safe, within } from "./numbers.js";
+import { changed, num, sumOfProducts, sym } from "./written.js";
+
+/** @typedef {[title: string, line: Child]} Line */
+/** @typedef {{actual: Head, cell: {i: number, j: number}}} Shown */
+
+const MOST = 4; // numbers of a value that are shown
+const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));
+
+/** @param {Shell} shell */
+export function diveRoom({ t }) {
+  /** @type {Shown | null} */
+  let look = null;
+  let drawn = "";
+  const [lines, says] = [h("ol.lines"), h("p.note")];
+
+  function update() {
+    if (!look) return;
+    const { cell, actual: head } = look;
+    const { computing } = head;
+    const here = `${Object.values(head.address)} ${head.version} ${cell.i} ${cell.j} ${Boolean(computing)}`;
+    if (drawn === here) return;
+    drawn = here;
+    const about = head.served ? "dive served" : head.exact ? "computing" : "pictured head";
+    write(says, computing ? "" : t(about, { levels: LEVELS }));
+    const written = computing ? arithmetic(computing, cell.i, cell.j, t) : [];
+    renew(
+      lines,
+      written.map(([name, line]) => h("li", h("small", name), h("p.written", line))),
+    );
+  }
+
+  /** The map's cell has moved. @param {Shown} next */
+  function show(next) {
+    look = next;
+    update();
+    if (!next.actual.computing) next.actual.loading.then(() => look === next && update());
+  }
+
+  return { element: h("div.dive", h("h3", t("dive")), says, lines), show };
+}
+
+/** @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */
+function arithmetic(head, i, j, t) {
+  const { rules, masked, logsumexp, m } = head;
+  const weightOf = sym("a", `${i},${j}`, "weights");
+  const lines = logitLines(head, i, j, t);
+  if (!head.visible(i, j)) return [...lines, [t("dive mask"), [t("masked cell"), ": ", weightOf, " = 0"]]];
+  const [x, L, weight] = [masked(i, j), logsumexp(i, j), head.weights(i, j)];
+  const sink = rules.sink === -Infinity ? null : [" + e", h("sup", fmt(rules.sink))];
+  const count = listOf(m, (key) => masked(i, key)).filter((logit) => logit !== -Infinity).length;
+  const sum = [sym("L", i, "weights"), " = ln(", t(`sum over ${rules.over}`, { count }), sink, ") = ", bold(L)];
+  const power = `${fmt(x, 5)} − ${fmt(L, 5).replace("−", "(−")}${L < 0 ? ")" : ""}`;
+  const value = h("b", within(weight, weight * head.bound(i)));
+  const softmax = [weightOf, " = e", h("sup", power), " = ", value];
+  const values = head.dv ? valueLines(head, i, j, t) : [/** @type {Line} */ ([t("dive value"), t("no values")])];
+  return [...lines, [t("dive sum"), sum], [t("step softmax"), softmax], ...values];
+}
+
+/** From the product to the logit. @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */
+function logitLines(head, i, j, t) {
+  const { rules, scores, scaled, capped, biased, masked, visible } = head;
+  const product = sumOfProducts({
+    name: sym("s", `${i},${j}`, "weights"),
+    symbols: [sym("q", i, "query"), "·", sym("k", j, "key")],
+    terms: listOf(head.dk, (c) => [head.q(i, c), head.k(j, c)]),
+    roles: ["query", "key"],
+    total: scores(i, j),
+    more: (count, sum) => t("more", { count, sum }),
+  });
+  const seen = visible(i, j);
+  /** @type {[boolean, string, string, Cell][]} */
+  const rest = [
+    [true, "step scaled", "scaled", scaled],
+    [rules.softcap !== null, "dive cap", "capped", capped],
+    [seen && biased(i, j) !== capped(i, j), "dive bias", "biased", biased],
+    [seen && rules.temperature !== 1, "dive temperature", "masked", masked],
+  ];
+  const line = (/** @type {string} */ title, /** @type {string} */ rule, /** @type {Cell} */ value) =>
+    /** @type {Line} */ ([t(title), [changed(head, rule, i, j), " = ", bold(value(i, j))]]);
+  const there = rest.filter(([is]) => is).map(([, title, rule, value]) => line(title, rule, value));
+  return [[t("dive product"), product], ...there];
+}
+
+/** The value times the weight, and the output. @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */
+function valueLines(head, i, j, t) {
+  const { dv, lost, v, output } = head;
+  const [weight, share] = [head.weights(i, j), head.bound(i) + lost];
+  const vector = (/** @type {(c: number) => [number, number]} */ of) => {
+    const numbers = listOf(Math.min(MOST, dv), (c) => [c ? "  " : "", h("span.num.role-value", safe(...of(c)))]);
+    return ["[", numbers, dv > MOST ? " …]" : "]"];
+  };
+  const times = (/** @type {number} */ factor, /** @type {number} */ off) =>
+    vector((c) => [factor * v(j, c), Math.abs(factor * v(j, c)) * off]);
+  const [a, aj] = [j, "j"].map((key) => sym("a", `${i},${key}`, "weights"));
+  const [value, vj] = [j, "j"].map((key) => sym("v", key, "value"));
+  const product = [a, "·", value, " = ", num(weight, "weights"), "·", times(1, lost), " = ", times(weight, share)];
+  const sum = [sym("o", i, "value"), " = Σ ", aj, "·", vj, " = "];
+  return [
+    [t("dive value"), product],
+    [t("dive output"), [sum, vector((c) => [output(i, c), output(i, dv + c) * share])]],
+  ];
+}

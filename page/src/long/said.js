@@ -1,0 +1,120 @@
+// What is said of the chosen cell: in a sentence, in lists of the strongest weights, and as a table that screen readers read.
+
+import { MASKED } from "../attention.js";
+import { h, renew } from "../dom.js";
+import { fmt, isolated, listOf, percent, spelled, within, withSign } from "../numbers.js";
+import { windowOf } from "../section.js";
+import { rowOf } from "./source.js";
+
+/** @typedef {(token: number) => string} Name */
+
+const MOST = 10; // weights of a list
+const NEAR = 12; // rows before and after the chosen one: as many as the table may have
+const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
+
+/** A token in few characters, without the space before it. @param {Name} name @param {number} token @param {number} most */
+export const labelOf = (name, token, most) =>
+  spelled(
+    name(token)
+      .replace(/^##/, "")
+      .replace(/^[ ▁Ġ]+(?! |$)/, ""),
+    most,
+  );
+
+/** The same in quotes after its place; only the place where there is no text. @param {Name} name @param {number} token @param {number} most */
+function placed(name, token, most) {
+  const label = labelOf(name, token, most);
+  return label === String(token) ? label : `${token} “${label}”`;
+}
+
+/** The cell in words: query, key, weight with its error bound, rank and the row's sum. @param {Look} look @param {Say} t */
+export function readout(look, t) {
+  const { cell, queryName, keyName, row, head } = look;
+  const { shows, layer, rules, served } = head;
+  const reading = cellValue(look);
+  const names = { query: isolated(placed(queryName, cell.i, 24)), key: isolated(placed(keyName, cell.j, 24)) };
+  const read = (/** @type {string} */ value) => t("read", { ...names, value });
+  if (!reading) return read(t("computing"));
+  const { value, off } = reading;
+  if (value === MASKED) return read(t("masked cell"));
+  const effects = shows !== "weights";
+  const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(value)}` : within(value, off))];
+  if (!Number.isFinite(value)) parts.push(t("nonfinite cell"));
+  else if (!reading.exact) parts.push(t("of pixel"));
+  else if (row) {
+    const seen = row.filter((other) => other !== MASKED);
+    const sum = seen.reduce((total, other) => total + other, 0);
+    const rank = 1 + seen.filter((other) => Math.abs(other) > Math.abs(value)).length;
+    const sink = layer.sinks && (served || rules.sink > -Infinity);
+    parts.push(t("rank here", { rank, of: seen.length }));
+    if (shows === "contributions") parts.push(t("contributions sum", { sum: fmt(sum, 4) }));
+    if (!effects)
+      parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
+  }
+  return parts.join(" · ");
+}
+
+/** The chosen cell's weight and its error bound. @param {Look} look */
+function cellValue({ head, cell: { i, j }, row }) {
+  if (row) return { value: row[j], off: head.computing ? row[j] * head.computing.bound(i) : 0, exact: true };
+  if (!head.small) return null;
+  const { rows, cols, first, pixel } = head.small;
+  const at = Math.floor(((i + 0.5) * rows) / head.n);
+  const read = j === head.first ? first(at) : pixel(at, Math.floor(((j + 0.5) * cols) / head.m));
+  return { ...read, exact: rows === head.n && cols === head.m };
+}
+
+/** The strongest weights of the chosen query and of the chosen key; each entry leads to its cell. @param {Look} look @param {(i: number, j: number) => void} jump */
+export function fillLists({ parts, cell, queryName, keyName, row, column, shell: { t }, head: { shows } }, jump) {
+  const [plain, what] = [shows === "weights", t(`shows ${shows}`)];
+  const [query, key] = [placed(queryName, cell.i, 16), placed(keyName, cell.j, 16)].map((name) => ({ name, what }));
+  const titles = plain
+    ? [t("query looks", query), t("key seen", key)]
+    : [t("query effects", query), t("key effects", key)];
+  /** The ten largest, as buttons that lead there. @param {string} title @param {string} role @param {Float32Array | null} values @param {Name} name @param {(token: number) => void} go */
+  const list = (title, role, values, name, go) => {
+    const best = values ? largest(values) : [];
+    const items = best.map(([index, x]) => {
+      const size = `${Math.abs((100 * x) / best[0][1])}%`;
+      const label = name(index) === String(index) ? "" : labelOf(name, index, 18);
+      const words = [h("span.place", index), h("bdi", label), h("span.num", (plain ? percent : signed)(x))];
+      const look = { class: x < 0 ? "below" : null, style: { "background-size": size } };
+      return h("li", h("button", { ...look, onclick: () => go(index) }, words));
+    });
+    return h(`div.strongest.role-${plain ? role : shows}`, { hidden: !values }, h("h3", title), h("ol", items));
+  };
+  renew(parts.lists, [
+    list(titles[0], "query", row, keyName, (j) => jump(cell.i, j)),
+    list(titles[1], "key", column, queryName, (i) => jump(i, cell.j)),
+  ]);
+}
+
+/** The largest by magnitude and where they are, the first of equals first. @param {Float32Array} values */
+function largest(values) {
+  /** @type {[number, number][]} */
+  const best = [];
+  values.forEach((x, index) => {
+    const size = Math.abs(x);
+    if (!(size > 0) || x === MASKED) return; // NaN is left out, too
+    if (best.length === MOST && size <= Math.abs(best[MOST - 1][1])) return;
+    const place = best.findIndex(([, other]) => Math.abs(other) < size);
+    best.splice(place < 0 ? best.length : place, 0, [index, x]);
+    best.length = Math.min(best.length, MOST);
+  });
+  return best;
+}
+
+/** The weights around the chosen cell, where the table is open. @param {Look} look @param {() => boolean} still      whether the cell is still chosen */
+export async function fillTable({ head, queries, keys, queryName, keyName, cell, parts: { table }, shell }, still) {
+  if (!table.open || !head.exact) return;
+  const first = Math.max(0, cell.i - NEAR);
+  const count = Math.min(queries, cell.i + NEAR) - first;
+  const lines = await Promise.all(listOf(count, (i) => rowOf(head, first + i)));
+  if (!still()) return;
+  const value = (/** @type {number} */ i, /** @type {number} */ j) => lines[i - first]?.[j] ?? NaN;
+  const [rowName, colName] = [queryName, keyName].map((name) => (/** @type {number} */ i) => labelOf(name, i, 12));
+  const hidden = (/** @type {number} */ i, /** @type {number} */ j) => value(i, j) === MASKED;
+  const shown = { symbol: "A", rows: queries, cols: keys, value, hidden, rowName, colName };
+  const made = windowOf(shell.t, shown, { row: cell.i, col: cell.j });
+  table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
+}
