@@ -111,6 +111,24 @@ const escaped = (code) => {
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
 export const listOf = (size, each) => Array.from({ length: size }, (_, index) => each(index));
 
+/**
+ * Where the largest numbers stand, the first of equals first; NaN is left out.
+ * @param {ArrayLike<number>} values @param {number} count @param {(x: number) => number} [size]      what is compared
+ * @param {number} [least]      only larger ones count
+ */
+export function largest(values, count, size = (x) => x, least = -Infinity) {
+  /** @type {number[]} */
+  const best = [];
+  for (let index = 0; index < values.length; index++) {
+    const x = size(values[index]);
+    if (!(x > least) || (best.length === count && x <= size(values[best[count - 1]]))) continue;
+    const place = best.findIndex((other) => size(values[other]) < x);
+    best.splice(place < 0 ? best.length : place, 0, index);
+    best.length = Math.min(best.length, count);
+  }
+  return best;
+}
+
 /** Where the largest of these numbers stands. @param {number[]} list */
 export const largestAt = (list) => list.reduce((most, x, index) => (x > list[most] ? index : most), 0);
 

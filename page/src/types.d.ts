@@ -141,10 +141,10 @@ interface Change {
 /** One layer of the live run. */
 interface LayerRun {
   x: Float32Array; // what the attention reads, (n, d_model)
-  q: Float32Array; // (n, d_model), as k and v are
+  q: Float32Array; // (heads, n, d_k), as k and v are
   k: Float32Array;
   v: Float32Array;
-  heads: { weights: Float32Array; seen: Uint8Array; sums: Float32Array }[]; // (n, n) and (n,): log-sum-exps
+  heads: { weights: Float32Array; seen: Uint8Array; sums: Float64Array }[]; // (n, n) and (n,): log-sum-exps
 }
 /** A file of sentences: by key, each in English and in Chinese, with | between them. build.js reads it. */
 declare module "*.toml" {

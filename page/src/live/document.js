@@ -21,18 +21,7 @@ export function show(header, { runs, layers, ...entries }) {
   header.layers.splice(0, layers.length, ...layers);
 }
 
-/** (n, heads·size) as (heads, n, size). @param {Float32Array} x @param {number} n @param {number} heads */
-function byHead(x, n, heads) {
-  const [made, size] = [new Float32Array(x.length), x.length / n / heads];
-  for (let i = 0; i < n; i++)
-    for (let head = 0; head < heads; head++) {
-      const from = (i * heads + head) * size;
-      made.set(x.subarray(from, from + size), (head * n + i) * size);
-    }
-  return made;
-}
-
-/** @param {(Float32Array | Uint8Array)[]} parts */
+/** @param {(Float64Array | Uint8Array)[]} parts */
 const joined = (parts) => Float32Array.from(parts.flatMap((part) => [...part]));
 
 /**
@@ -43,10 +32,7 @@ function arraysOf(page, at, { x, q, k, v, heads }, n, change) {
   const [count, width] = [heads.length, x.length / n];
   const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) =>
     page.put(`run.${at}.${name}`, shape, data);
-  const rows = Object.entries({ q, k, v }).map(([name, data]) => [
-    name,
-    put(name, [1, count, n, width / count], byHead(data, n, count)),
-  ]);
+  const rows = Object.entries({ q, k, v }).map(([name, data]) => [name, put(name, [1, count, n, width / count], data)]);
   const weights = ["q", "k", "v", "o"].flatMap((name) => {
     const stored = `live.blk.${at}.attn_${name === "o" ? "output" : name}`;
     return [

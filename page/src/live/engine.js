@@ -2,8 +2,7 @@
 
 import { isUnchanged } from "../address.js";
 import { unchanged } from "../model/attention.js";
-import { likeliest, sharesOf } from "../model/forward.js";
-import { openModel } from "../model/stored.js";
+import { likeliest, openModel, sharesOf } from "../model/forward.js";
 import { causesOf } from "./causes.js";
 import { documentOf, nextOf, recordOf } from "./document.js";
 

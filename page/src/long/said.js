@@ -2,7 +2,7 @@
 
 import { MASKED } from "../attention.js";
 import { h, renew } from "../dom.js";
-import { fmt, isolated, listOf, percent, spelled, within, withSign } from "../numbers.js";
+import { fmt, isolated, largest, listOf, percent, spelled, within, withSign } from "../numbers.js";
 import { windowOf } from "../section.js";
 import { rowOf } from "./source.js";
 
@@ -10,6 +10,7 @@ import { rowOf } from "./source.js";
 
 const MOST = 10; // weights of a list
 const NEAR = 12; // rows before and after the chosen one: as many as the table may have
+const sizeOf = (/** @type {number} */ x) => (x === MASKED ? 0 : Math.abs(x));
 const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
 
 /** A token in few characters, without the space before it. @param {Name} name @param {number} token @param {number} most */
@@ -73,9 +74,10 @@ export function fillLists({ parts, cell, queryName, keyName, row, column, shell:
     : [t("query effects", query), t("key effects", key)];
   /** The ten largest, as buttons that lead there. @param {string} title @param {string} role @param {Float32Array | null} values @param {Name} name @param {(token: number) => void} go */
   const list = (title, role, values, name, go) => {
-    const best = values ? largest(values) : [];
-    const items = best.map(([index, x]) => {
-      const size = `${Math.abs((100 * x) / best[0][1])}%`;
+    const best = values ? largest(values, MOST, sizeOf, 0) : [];
+    const items = best.map((index) => {
+      const x = values?.[index] ?? 0;
+      const size = `${(100 * sizeOf(x)) / sizeOf(values?.[best[0]] ?? 1)}%`;
       const label = name(index) === String(index) ? "" : labelOf(name, index, 18);
       const words = [h("span.place", index), h("bdi", label), h("span.num", (plain ? percent : signed)(x))];
       const look = { class: x < 0 ? "below" : null, style: { "background-size": size } };
@@ -87,21 +89,6 @@ export function fillLists({ parts, cell, queryName, keyName, row, column, shell:
     list(titles[0], "query", row, keyName, (j) => jump(cell.i, j)),
     list(titles[1], "key", column, queryName, (i) => jump(i, cell.j)),
   ]);
-}
-
-/** The largest by magnitude and where they are, the first of equals first. @param {Float32Array} values */
-function largest(values) {
-  /** @type {[number, number][]} */
-  const best = [];
-  values.forEach((x, index) => {
-    const size = Math.abs(x);
-    if (!(size > 0) || x === MASKED) return; // NaN is left out, too
-    if (best.length === MOST && size <= Math.abs(best[MOST - 1][1])) return;
-    const place = best.findIndex(([, other]) => Math.abs(other) < size);
-    best.splice(place < 0 ? best.length : place, 0, [index, x]);
-    best.length = Math.min(best.length, MOST);
-  });
-  return best;
 }
 
 /** The weights around the chosen cell, where the table is open. @param {Look} look @param {() => boolean} still      whether the cell is still chosen */

@@ -1,6 +1,8 @@
 // One layer's attention as the reader has changed it: what a query sees, the scale, the temperature, and over what the
 // softmax runs.
 
+import { logsumexp } from "../attention.js";
+
 /** Nothing changed. @returns {Change} */
 export const unchanged = () => ({
   hidden: [],
@@ -29,44 +31,35 @@ export function visible(change, layer, head, n) {
   return seen;
 }
 
-/** Softmax over some of the places, and its log-sum-exp; where nothing is seen there, zeros. @param {Float32Array} x @param {Uint8Array} seen @param {number} start @param {number} step @param {number} count */
-function softmax(x, seen, start, step, count) {
-  const end = start + step * count;
-  let [most, sum] = [-Infinity, 0];
-  for (let at = start; at < end; at += step) if (seen[at] && x[at] > most) most = x[at];
-  for (let at = start; at < end; at += step) sum += x[at] = seen[at] ? Math.exp(x[at] - most) : 0;
-  for (let at = start; at < end; at += step) x[at] = sum ? x[at] / sum : 0;
-  return most + Math.log(sum);
-}
-
 /**
- * One head's weights, (n, n), the log-sum-exp of each query, or of each key where the softmax runs over columns, and its
- * output, which it writes.
- * @param {Change} change @param {Uint8Array} seen @param {Record<"q" | "k" | "v", Float32Array>} x      (n, width) each
- * @param {{n: number, width: number, first: number, size: number}} at      the head's first column, and how many it has
- * @param {Float32Array} output      (n, width)
+ * One head's weights, (n, n), and the log-sum-exp of each query, or of each key where the softmax runs over columns.
+ * @param {Change} change @param {Uint8Array} seen @param {Float32Array[]} rows      q, k and v, (n, size) each
+ * @param {number} size @param {number} end      of the rows whose output is written
+ * @param {Float32Array} outputs      (n, width) @param {number} first      the head's column in it @param {number} width
  */
-export function attend(change, seen, { q, k, v }, { n, width, first, size }, output) {
-  const [weights, times] = [new Float32Array(n * n), factor(change, size) / change.temperature];
-  const sums = new Float32Array(n);
-  for (let i = 0; i < n; i++)
-    for (let j = 0; j < n; j++) {
-      if (!seen[i * n + j]) continue;
-      let sum = 0;
-      for (let c = first; c < first + size; c++) sum += q[i * width + c] * k[j * width + c];
-      weights[i * n + j] = sum * times;
-    }
-  if (change.over === "all") sums.fill(softmax(weights, seen, 0, 1, n * n));
-  else if (change.over === "columns") for (let j = 0; j < n; j++) sums[j] = softmax(weights, seen, j, n, n);
-  else for (let i = 0; i < n; i++) sums[i] = softmax(weights, seen, i * n, 1, n);
-  const row = new Float64Array(size);
-  for (let i = 0; i < n; i++) {
-    row.fill(0);
+export function attend(change, seen, [q, k, v], size, end, outputs, first, width) {
+  const [n, times, { over }] = [q.length / size, factor(change, size) / change.temperature, change];
+  const logits = Float64Array.from(seen, (sees, at) => {
+    if (!sees) return -Infinity;
+    const [from, to] = [Math.floor(at / n) * size, (at % n) * size];
+    let score = 0;
+    for (let c = 0; c < size; c++) score += q[from + c] * k[to + c];
+    return score * times;
+  });
+  const sumOf = (/** @type {number} */ count, /** @type {number} */ start, /** @type {number} */ step) =>
+    logsumexp(count, (at) => logits[start + at * step], -Infinity);
+  const whole = over === "all" ? sumOf(n * n, 0, 1) : 0;
+  const sums = Float64Array.from({ length: n }, (_, i) =>
+    over === "all" ? whole : over === "rows" ? sumOf(n, i * n, 1) : sumOf(n, i, n),
+  );
+  const weights = Float32Array.from(logits, (logit, at) =>
+    logit === -Infinity ? 0 : Math.exp(logit - sums[over === "columns" ? at % n : Math.floor(at / n)]),
+  );
+  for (let i = 0; i < end; i++)
     for (let j = 0; j < n; j++) {
       const weight = weights[i * n + j];
-      if (weight) for (let c = 0; c < size; c++) row[c] += weight * v[j * width + first + c];
+      const to = i * width + first;
+      if (weight) for (let c = 0; c < size; c++) outputs[to + c] += weight * v[j * size + c];
     }
-    output.set(row, i * width + first);
-  }
   return { weights, sums };
 }

@@ -1,46 +1,63 @@
 // The shipped model's forward pass (GPT-2's layout) in float32, with the reader's changes inside its attention.
 
+import { largest } from "../numbers.js";
+import { load } from "../packed.js";
 import { attend, visible } from "./attention.js";
+import { tokenizerOf } from "./tokenizer.js";
+
+/** A weight as `product` reads it, (d_out / 4, d_in, 4); the last four results may have been among the four before. @param {number} count @param {number} width @param {Cell} at      a number by its row of d_out and column of d_in */
+function packed(count, width, at) {
+  const made = new Float32Array(Math.ceil(count / 4) * 4 * width);
+  for (let j = 0, place = 0; j < count; j += 4)
+    for (let i = 0; i < width; i++)
+      for (let more = 0; more < 4; more++) made[place++] = at(Math.min(j, count - 4) + more, i);
+  return made;
+}
 
 /**
- * Rows x·Wᵀ + b, where W has a row for each result. Four rows of x and three of W at a time: each number that is read is
- * used as often as there are registers for, which is more than twice as fast as one row of W after the other.
- * @param {Float32Array} x @param {Float32Array} weight @param {Float32Array | null} bias @param {number} width
+ * Rows x·Wᵀ + b. Four results of two rows at a time: more sums than that, and they would not stay in registers.
+ * @param {Float32Array} x      (rows, width) @param {Float32Array} weight      packed @param {ArrayLike<number> | null} bias
+ * @param {number} width @param {number} count      of results
+ * @param {number} [size]      results of a head: the heads stand one after the other, (heads, rows, size)
  */
-function product(x, weight, bias, width) {
-  const [rows, count] = [x.length / width, weight.length / width];
-  const [made, four, last] = [new Float32Array(rows * count), new Float64Array(4 * width), (count - 1) * width];
-  for (let r = 0; r < rows; r += 4) {
-    const end = Math.min(4, rows - r);
-    for (let row = 0; row < end; row++) for (let i = 0; i < width; i++) four[4 * i + row] = x[(r + row) * width + i];
-    for (let j = 0; j < count; j += 3) {
-      let [a0, b0, c0, d0, a1, b1, c1, d1, a2, b2, c2, d2] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-      const [first, second, third] = [0, 1, 2].map((more) => Math.min((j + more) * width, last));
-      for (let i = 0, at = 0; i < width; i++, at += 4) {
-        const w0 = weight[first + i]; // an array of them would be made anew each time
-        const w1 = weight[second + i];
-        const w2 = weight[third + i];
-        const x0 = four[at];
-        const x1 = four[at + 1];
-        const x2 = four[at + 2];
-        const x3 = four[at + 3];
-        a0 += x0 * w0;
-        b0 += x1 * w0;
-        c0 += x2 * w0;
-        d0 += x3 * w0;
-        a1 += x0 * w1;
-        b1 += x1 * w1;
-        c1 += x2 * w1;
-        d1 += x3 * w1;
-        a2 += x0 * w2;
-        b2 += x1 * w2;
-        c2 += x2 * w2;
-        d2 += x3 * w2;
+function product(x, weight, bias, width, count, size = count) {
+  const rows = x.length / width;
+  const made = new Float32Array(rows * count);
+  for (let from = 0; from < count; from += 4) {
+    const j = Math.min(from, count - 4);
+    const place = Math.floor(j / size) * rows * size + (j % size);
+    for (let r = 0; r < rows; r += 2) {
+      const next = Math.min(r + 1, rows - 1);
+      const [first, second] = [r * width, next * width];
+      let a0 = 0; // an array of them would be made anew each time
+      let a1 = 0;
+      let a2 = 0;
+      let a3 = 0;
+      let b0 = 0;
+      let b1 = 0;
+      let b2 = 0;
+      let b3 = 0;
+      for (let i = 0, at = from * width; i < width; i++, at += 4) {
+        const w0 = weight[at];
+        const w1 = weight[at + 1];
+        const w2 = weight[at + 2];
+        const w3 = weight[at + 3];
+        const a = x[first + i];
+        const b = x[second + i];
+        a0 += a * w0;
+        a1 += a * w1;
+        a2 += a * w2;
+        a3 += a * w3;
+        b0 += b * w0;
+        b1 += b * w1;
+        b2 += b * w2;
+        b3 += b * w3;
       }
-      const sums = [a0, a1, a2, b0, b1, b2, c0, c1, c2, d0, d1, d2];
-      for (let row = 0; row < end; row++)
-        for (let more = 0; more < 3 && j + more < count; more++)
-          made[(r + row) * count + j + more] = sums[3 * row + more] + (bias ? bias[j + more] : 0);
+      const sums = [a0, a1, a2, a3, b0, b1, b2, b3];
+      for (let more = 0; more < 4; more++) {
+        made[place + r * size + more] = sums[more] + (bias ? bias[j + more] : 0);
+        made[place + next * size + more] = sums[(next - r) * 4 + more] + (bias ? bias[j + more] : 0);
+      }
     }
   }
   return made;
@@ -66,33 +83,30 @@ const gelu = (/** @type {number} */ x) => 0.5 * x * (1 + Math.tanh(ROOT * (x + 0
 /** @param {Float32Array} x @param {Float32Array} more */
 const sum = (x, more) => x.map((each, place) => each + more[place]);
 
-/**
- * @param {{layers: number, heads: number, d_model: number, epsilon: number, neutral: number}} sizes
- * @param {(name: string) => Float32Array} weight      by the name of GGUF files, (d_out, d_in)
- */
-export function modelOf({ layers, heads, d_model: width, epsilon, neutral }, weight) {
-  const size = width / heads;
-  const names = (/** @type {string} */ name) => [weight(`${name}.weight`), weight(`${name}.bias`)];
-  const linear = (/** @type {Float32Array} */ x, /** @type {string} */ name) => {
-    const [w, b] = names(name);
-    return product(x, w, b, w.length / b.length);
+/** The model that a page holds, unpacked once somebody may want it. @param {Page} page */
+export async function openModel(page) {
+  const { live, arrays } = page.header;
+  const { layers, heads, d_model: width, epsilon, neutral } = live;
+  /** @type {Map<string, Float32Array>} */
+  const weights = new Map();
+  for (const name of Object.keys(arrays).filter((each) => each.startsWith("live."))) {
+    const { shape, data } = await load(page, name);
+    const [rows, columns] = shape;
+    const ofLayer = name.startsWith("live.blk") && shape.length === 2; // (d_in, d_out)
+    const made = ofLayer ? packed(columns, rows, (j, i) => data[i * columns + j]) : data;
+    weights.set(name.slice(5), /** @type {Float32Array} */ (made));
+  }
+  const weight = (/** @type {string} */ name) => /** @type {Float32Array} */ (weights.get(name));
+  const [words, places, size] = [weight("token_embd.weight"), weight("position_embd.weight"), width / heads];
+  const unembed = packed(words.length / width, width, (j, i) => words[j * width + i]);
+  const linear = (/** @type {Float32Array} */ x, /** @type {string} */ name, /** @type {number} */ of = Infinity) => {
+    const [w, b] = [weight(`${name}.weight`), weight(`${name}.bias`)];
+    return product(x, w, b, w.length / b.length, b.length, Math.min(of, b.length));
   };
-  const norm = (/** @type {Float32Array} */ x, /** @type {string} */ name) => {
-    const [w, b] = names(name);
-    return normal(x, w, b, epsilon);
-  };
+  const norm = (/** @type {Float32Array} */ x, /** @type {string} */ name) =>
+    normal(x, weight(`${name}.weight`), weight(`${name}.bias`), epsilon);
   /** What the first layer reads, and its queries, keys and values, of the latest texts: only another text changes them. @type {Map<string, Omit<LayerRun, "heads">>} */
   const first = new Map();
-
-  /** @param {number[]} ids */
-  function embedded(ids) {
-    const [words, places] = [weight("token_embd.weight"), weight("position_embd.weight")];
-    const made = new Float32Array(ids.length * width);
-    ids.forEach((id, place) => {
-      for (let i = 0; i < width; i++) made[place * width + i] = words[id * width + i] + places[place * width + i];
-    });
-    return made;
-  }
 
   /**
    * @param {number[]} text @param {Change} change
@@ -103,36 +117,39 @@ export function modelOf({ layers, heads, d_model: width, epsilon, neutral }, wei
     if (change.hidden.includes(0)) ids[0] = neutral; // most heads rest on it: no text makes sense without a first token
     /** @type {LayerRun[]} */
     const runs = [];
-    let hidden = embedded(ids);
+    let hidden = Float32Array.from({ length: n * width }, (_, at) => {
+      const [place, i] = [Math.floor(at / width), at % width];
+      return words[ids[place] * width + i] + places[at];
+    });
     for (let layer = 0; layer < layers; layer++) {
       const of = (/** @type {string} */ name) => `blk.${layer}.${name}`;
       let read = layer ? undefined : first.get(ids.join());
       if (!read) {
-        const normed = norm(hidden, of("attn_norm"));
-        const [q, k, v] = ["q", "k", "v"].map((name) => linear(normed, of(`attn_${name}`)));
-        read = { x: normed, q, k, v };
+        const x = norm(hidden, of("attn_norm"));
+        const [q, k, v] = ["q", "k", "v"].map((name) => linear(x, of(`attn_${name}`), size));
+        read = { x, q, k, v };
         if (first.size > 2) first.clear();
         if (!layer) first.set(ids.join(), read);
       }
-      const { x, ...rows } = read;
+      const { q, k, v } = read;
       const outputs = new Float32Array(n * width);
       const made = Array.from({ length: heads }, (_, head) => {
-        const at = { n, width, first: head * size, size };
+        const rows = [q, k, v].map((x) => x.subarray(head * n * size, (head + 1) * n * size));
+        const off = change.off.filter((each) => each[0] === layer && each[1] === head);
         const seen = visible(change, layer, head, n);
-        const { weights, sums } = attend(change, seen, rows, at, outputs);
-        for (const [, , row = 0] of change.off.filter((off) => off[0] === layer && off[1] === head))
-          for (let i = row; i < n; i++) outputs.fill(0, i * width + at.first, i * width + at.first + size);
-        return { weights, seen, sums };
+        const end = Math.min(n, ...off.map(([, , row = 0]) => row)); // from here on the head is off
+        return { seen, ...attend(change, seen, rows, size, end, outputs, head * size, width) };
       });
-      runs.push({ x, ...rows, heads: made });
+      runs.push({ ...read, heads: made });
       const from = layer === layers - 1 && !all ? n - 1 : 0; // the rest of the last layer has no part in the last row
       hidden = sum(hidden.subarray(from * width), linear(outputs.subarray(from * width), of("attn_output")));
       const inner = linear(norm(hidden, of("ffn_norm")), of("ffn_up")).map(gelu);
       hidden = sum(hidden, linear(inner, of("ffn_down")));
     }
-    return { layers: runs, logits: product(norm(hidden, "output_norm"), weight("token_embd.weight"), null, width) };
+    const logits = product(norm(hidden, "output_norm"), unembed, null, width, words.length / width);
+    return { layers: runs, logits };
   }
-  return { layers, heads, run };
+  return { run, ...tokenizerOf(live.vocabulary, live.merges) };
 }
 
 /** The probability of each token. @param {Float32Array} logits */
@@ -146,6 +163,5 @@ export function sharesOf(logits) {
 /** The likeliest tokens, and their probabilities. @param {Float32Array} logits @param {number} count */
 export function likeliest(logits, count) {
   const shares = sharesOf(logits);
-  const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]);
-  return order.slice(0, count).map((id) => ({ id, share: shares[id] }));
+  return largest(logits, count).map((id) => ({ id, share: shares[id] }));
 }
