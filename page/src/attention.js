@@ -13,13 +13,8 @@ export function dot(q, i, k, j) {
 
 /** May query i see key j? @param {Rules} r @param {number} i @param {number} j */
 export function visible(r, i, j) {
-  const position = i + r.offset;
-  const [left, right] = r.window;
-  if (r.causal && j > position) return false;
-  if ((left !== null && j < position - left) || (right !== null && j > position + right)) return false;
-  if ((r.keys !== null && j >= r.keys) || (r.queries !== null && i >= r.queries)) return false;
-  if (r.allowed && !r.allowed(i, j)) return false;
-  return !r.bias || r.bias(i, j) !== -Infinity;
+  const [first, end] = range(r, i);
+  return j >= first && j < end && r.allowed?.(i, j) !== false && r.bias?.(i, j) !== -Infinity;
 }
 
 /** @param {Rules} r @param {number} scaled */

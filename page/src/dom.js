@@ -40,10 +40,10 @@ export function h(name, ...parts) {
   return /** @type {HTMLElementTagNameMap[Tag]} */ (element);
 }
 
-/** @param {string} space @returns {(name: string, ...parts: Filling[]) => SVGElement} */
+/** @param {string} space */
 const inSpace =
   (space) =>
-  (name, ...parts) => {
+  (/** @type {string} */ name, /** @type {Filling[]} */ ...parts) => {
     const [tag, ...classes] = name.split(".");
     return fill(/** @type {SVGElement} */ (document.createElementNS(space, tag)), classes, parts);
   };
@@ -51,16 +51,9 @@ const inSpace =
 export const svg = inSpace("http://www.w3.org/2000/svg");
 export const math = inSpace("http://www.w3.org/1998/Math/MathML");
 
-/** Whether the reader wants nothing to move by itself. */
-export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-
 /** A slider. @param {string} id @param {number} min @param {number} max @param {(value: number) => void} act @param {Record<string, any>} [more] */
 export const slider = (id, min, max, act, more) =>
   h("input", { type: "range", id, min, max, ...more, oninput: (/** @type {any} */ e) => act(Number(e.target.value)) });
-
-/** A box to tick. @param {string} id @param {(on: boolean) => void} act @param {boolean} [checked] @param {string} [role] */
-export const tickbox = (id, act, checked, role) =>
-  h("input", { type: "checkbox", role, id, checked, onchange: (/** @type {any} */ { target }) => act(target.checked) });
 
 /**
  * A choice among values, each with its text.

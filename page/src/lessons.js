@@ -1,7 +1,7 @@
 // The room that shows how weights are learned.
 
 import { signed, weighed } from "./colour.js";
-import { h, isStill, slider, svg } from "./dom.js";
+import { h, slider, svg } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
 import { freeFigure } from "./section.js";
 import { matrix } from "./story.js";
@@ -18,7 +18,7 @@ export function openLesson(page) {
   /** @type {ReturnType<typeof setInterval> | undefined} */
   let playing;
   return (/** @type {Shell} */ shell) => {
-    const still = isStill();
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches; // nothing is to move by itself
     const [words, show, content] = learn(page, learning, shell);
     const last = words.now.length - 1;
     const said = h("output.figures", { style: { "min-width": "11em" } });

@@ -1,7 +1,6 @@
 // A figure of matrices drawn to scale: the cells on a canvas, everything else in SVG above it; pointer and keyboard.
 
-import { colour, fill, hatching, penOn, sized } from "./canvas.js";
-import { css, inkOn, rgb } from "./colour.js";
+import { colour, css, fill, hatching, inkOn, penOn, rgb, sized } from "./colour.js";
 import { ARROWS, h, svg } from "./dom.js";
 import { bare, short } from "./numbers.js";
 

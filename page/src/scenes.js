@@ -1,10 +1,9 @@
 // The three kinds of figure: a product, a single matrix, and a matrix before and after a change of its cells. Each says
-// which cells belong to the chosen one, and writes its computation out.
+// where its matrices stand and which cells belong to the chosen one, and writes its computation out.
 
+import { bare, fmt, listOf } from "./numbers.js";
 import { h } from "./dom.js";
-import { beside, product } from "./layout.js";
 import { transposed } from "./matrix.js";
-import { fmt } from "./numbers.js";
 import { sumOfProducts, sym } from "./written.js";
 
 /** A matrix's symbol as one of its elements has it: m for M, s′ for S′. */
@@ -15,19 +14,13 @@ export const letterOf = (/** @type {Matrix} */ m) => m.symbol[0].toLowerCase() +
  * @param {Story} s @param {Matrix} a @param {Part[]} parts @returns {Scene}
  */
 export function productScene(s, a, parts) {
-  const tight = s.room < 640;
-  const layout = s.columns
-    ? product(transposed(parts[0].b), [{ top: transposed(a), result: transposed(parts[0].r) }], s.units, tight)
-    : product(
-        a,
-        parts.map(({ b, r }) => ({ top: b, result: r })),
-        s.units,
-        tight,
-      );
+  const pairs = s.columns
+    ? [{ top: transposed(a), result: transposed(parts[0].r) }]
+    : parts.map(({ b, r }) => ({ top: b, result: r }));
+  const layout = product(s.columns ? transposed(parts[0].b) : a, pairs, s.units, s.room < 640);
   const left = s.columns ? 1 : 0;
   let last = 0;
   const partOf = (/** @type {number} */ block) => parts[Math.max(0, Math.ceil(block / 2) - 1)];
-  const blockOf = (/** @type {Part} */ part) => 2 + 2 * parts.indexOf(part);
   const inOrder = (/** @type {any[]} */ list) => (s.columns ? list.reverse() : list); // kᵀ·q where tokens are columns
   const now = (/** @type {StateAxis} */ axis, /** @type {number} */ size) => Math.min(s.state[axis], size - 1);
   const cursor = () => {
@@ -41,7 +34,7 @@ export function productScene(s, a, parts) {
       if (block === left) return { ...cursor(), row };
       const part = partOf(block);
       last = parts.indexOf(part);
-      if (block === blockOf(part)) return { block, row, col };
+      if (block === 2 + 2 * last) return { block, row, col };
       return { ...cursor(), col: part.b.flip ? row : col };
     },
     marks({ block, row, col }) {
@@ -54,11 +47,8 @@ export function productScene(s, a, parts) {
     },
     written({ block, row, col }) {
       const { b, r, bias, extra } = partOf(block);
-      /** @type {[number, number][]} */
-      const terms = [];
-      for (let x = 0; x < a.cols; x++)
-        if (!a.hidden?.(row, x))
-          terms.push(/** @type {[number, number]} */ (inOrder([a.value(row, x), b.value(x, col)])));
+      const seen = listOf(a.cols, (x) => x).filter((x) => !a.hidden?.(row, x));
+      const terms = seen.map((x) => /** @type {[number, number]} */ (inOrder([a.value(row, x), b.value(x, col)])));
       return [
         sumOfProducts({
           name: sym(letterOf(r), s.indices(row, col), r.role),
@@ -85,7 +75,7 @@ export function productScene(s, a, parts) {
 
 /** A single matrix. @param {Story} s @param {Matrix} m @param {StateAxis} axis @param {string} [note] @returns {Scene} */
 export const singleScene = (s, m, axis, note) => ({
-  layout: beside([s.laid(m)], [], s.units, s.room),
+  layout: beside([s.laid(m)], "", s.units, s.room),
   cursor: () => ({ block: 0, row: s.state[axis], col: Math.min(s.state.feature, m.cols - 1) }),
   locate: (place) => place,
   marks: ({ row, col }) => [
@@ -106,16 +96,11 @@ export const singleScene = (s, m, axis, note) => ({
 export function beforeAfterScene(s, before, after, done, written, whole = false) {
   return [
     {
-      layout: beside([s.laid(before), s.laid(after)], [done], s.units, s.room),
+      layout: beside([s.laid(before), s.laid(after)], done, s.units, s.room),
       cursor: () => ({ block: 1, row: s.state.query, col: s.state.key }),
       locate: (place) => ({ ...place, block: 1 }),
       marks: ({ row, col }) => [
-        ...(whole
-          ? [
-              { block: 0, row, kind: "faint" },
-              { block: 1, row, kind: "faint" },
-            ]
-          : []),
+        ...(whole ? [0, 1].map((block) => ({ block, row, kind: "faint" })) : []),
         { block: 0, row, col, kind: "weights" },
         { block: 1, row, col, kind: "result" },
       ],
@@ -124,4 +109,109 @@ export function beforeAfterScene(s, before, after, done, written, whole = false)
       notes: whole ? [] : [s.t("same scale")],
     },
   ];
+}
+
+const MAX_CELL = 54; // pixels
+
+/**
+ * Pixels for one step along each axis. They are the same in every figure, so the same dimension has the same length.
+ * @param {number} width      of a figure, at most
+ * @param {Record<string, number>} sizes @returns {AxisUnits}
+ */
+export function unitsFor(width, sizes) {
+  const part = Math.min(1, Math.max(0.3, width / 1080));
+  const { d_k, d_v, d_model } = sizes;
+  const room = /** @type {Record<string, number>} */ ({ n: 418, m: 418, d_model: 198, "h·d_v": 198 });
+  const narrow = d_model ? 154 : 290; // for d_k and d_v
+  const even = d_model && width > 640 ? (width - 400) / (d_model + 2 * d_k + d_v) : 0; // X, W, Q, K, V in square cells
+  const units = /** @type {AxisUnits} */ ({});
+  for (const [dim, size] of Object.entries(sizes)) {
+    const fitting = ((room[dim] ?? narrow) * part) / Math.max(1, size);
+    units[dim] = Math.min(MAX_CELL, even >= 24 && dim !== "n" && dim !== "m" ? even : fitting);
+  }
+  return units;
+}
+
+const wide = (/** @type {Matrix} */ m, /** @type {AxisUnits} */ u) => Math.max(5, m.cols * u[m.colDim]);
+const tall = (/** @type {Matrix} */ m, /** @type {AxisUnits} */ u) => Math.max(5, m.rows * u[m.rowDim]);
+
+/** @param {Matrix} m @param {number} x @param {number} y @param {AxisUnits} u @param {string} named @param {string} measured @returns {Block} */
+const blockOf = (m, x, y, u, named, measured) => ({ m, x, y, w: wide(m, u), h: tall(m, u), named, measured });
+
+/** Pixels of the longest of some names; wide characters count twice. @param {Matrix["rowName"]} name @param {number} count @param {number} most      characters of each @param {number} each      pixels of a character */
+function roomFor(name, count, most, each) {
+  if (!name) return 0;
+  const wide = /[\u1100-\uffdc]|\p{Extended_Pictographic}/u;
+  const lengths = listOf(Math.min(count, 300), (i) =>
+    [...bare(name(i), most)].reduce((sum, c) => sum + (wide.test(c) ? 1.8 : 1), 0),
+  );
+  return Math.max(0, ...lengths) * each + 12;
+}
+const nameWidth = (/** @type {Matrix} */ m) => roomFor(m.rowName, m.rows, 10, 7);
+const nameHeight = (/** @type {Matrix} */ m, /** @type {AxisUnits} */ u) =>
+  m.colName && u[m.colDim] >= 44 ? 16 : roomFor(m.colName, m.cols, 8, 7.4);
+
+/**
+ * left · top = result, for one or more pairs of top and result beside each other.
+ * @param {Matrix} left @param {{top: Matrix, result: Matrix}[]} pairs @param {AxisUnits} u
+ * @param {boolean} tight      on a phone
+ * @returns {Layout}
+ */
+export function product(left, pairs, u, tight) {
+  const names = nameWidth(left);
+  const x0 = names + (tight ? 24 : 34);
+  const above = Math.max(...pairs.map(({ top }) => nameHeight(top, u) + 30));
+  const y1 = above + Math.max(...pairs.map(({ top }) => tall(top, u))) + 40;
+  const blocks = [blockOf(left, x0, y1, u, "l", `l${names + 10}b`)];
+  /** @type {Label[]} */
+  const marks = [{ text: left.symbol, role: left.role, x: x0 + wide(left, u) / 2, y: y1 - 12 }];
+  let x = x0 + wide(left, u) + (tight ? 52 : 66);
+  for (const { top, result } of pairs) {
+    const [w, h] = [wide(top, u), tall(top, u)];
+    blocks.push(
+      blockOf(top, x, y1 - 40 - h, u, "t", `lt${nameHeight(top, u) + 8}`),
+      blockOf(result, x, y1, u, "", "rb"),
+    );
+    marks.push(
+      { text: top.symbol, role: top.role, end: true, x: x - 32, y: y1 - 40 - h / 2 + 5 },
+      { text: result.symbol, role: result.role, x: x + w / 2, y: y1 - 12 },
+    );
+    x += Math.max(w, 30) + (pairs.length > 1 ? 74 : 24);
+  }
+  return { blocks, marks, width: Math.ceil(x), height: Math.ceil(y1 + tall(left, u) + 34) };
+}
+
+/**
+ * Matrices side by side, with a text between them; one below the other where there is no room.
+ * @param {Matrix[]} matrices @param {string} between @param {AxisUnits} u @param {number} room @returns {Layout}
+ */
+export function beside(matrices, between, u, room) {
+  const gap = 86;
+  const names = Math.max(...matrices.map(nameWidth));
+  const lead = names + (room < 640 ? 24 : 34);
+  const total = lead + matrices.reduce((sum, m) => sum + wide(m, u), 0) + gap * (matrices.length - 1) + 8;
+  const stacked = total > room && matrices.length > 1;
+  const tops = Math.max(...matrices.map((m) => nameHeight(m, u)));
+  /** @type {Block[]} */
+  const blocks = [];
+  /** @type {Label[]} */
+  const marks = [];
+  let [x, y, height, width] = [lead, 0, 0, 0];
+  for (const [place, m] of matrices.entries()) {
+    const [w, h] = [wide(m, u), tall(m, u)];
+    const top = y + tops + 30;
+    const first = place === 0 || stacked;
+    blocks.push(blockOf(m, x, top, u, first ? "lt" : "t", first ? `l${names + 10}b` : "b"));
+    marks.push({ text: m.symbol, role: m.role, x: x + w / 2, y: y + 14 });
+    height = Math.max(height, top + h + 36);
+    width = Math.max(width, x + w + 22);
+    const middle = x + w + gap / 2;
+    if (between && place < matrices.length - 1) {
+      if (stacked) marks.push({ text: `↓ ${between}`, x: x + w / 2, y: height + 10 });
+      else marks.push({ text: between, x: middle, y: top + h / 2 - 8 }, { text: "→", x: middle, y: top + h / 2 + 12 });
+    }
+    if (stacked) y = height + 26;
+    else x += w + gap;
+  }
+  return { blocks, marks, width: Math.ceil(width), height: Math.ceil(height) };
 }

@@ -1,11 +1,11 @@
 // One step of the page: a sentence, the formula, figures, and the computation of the chosen cell written out.
 
-import { drawColours } from "./canvas.js";
+import { drawColours } from "./colour.js";
 import { add, columnHead, h, table, tableRow } from "./dom.js";
-import { beside } from "./layout.js";
 import { formula } from "./mathml.js";
 import { figure } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
+import { beside } from "./scenes.js";
 import { lettered, sym } from "./written.js";
 
 const TABLE = 12;
@@ -27,14 +27,9 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   const hold = h("div", { class: body ? null : "hold" });
   const heading = `step-${id}-title`;
   const [said, written] = [h("p.says"), h("div.formulas")];
-  const element = h(
-    "section",
-    { id: `step-${id}`, class: "step", "aria-labelledby": heading },
-    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), said),
-    written,
-    hold,
-    verdicts(story, id),
-  );
+  const head = h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), said);
+  const named = { id: `step-${id}`, "aria-labelledby": heading };
+  const element = h("section.step", named, head, written, hold, verdicts(story, id));
   /** @type {(() => void)[]} */
   let updates = [];
   let upToDate = false;
@@ -44,34 +39,33 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
     written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
   };
   const fillBody = () => body && hold.replaceChildren(h("div", body()));
-  const draw = () => {
-    if (upToDate) return;
-    upToDate = true;
-    const focused = [...hold.querySelectorAll(".figure")].indexOf(/** @type {Element} */ (document.activeElement));
-    const parts = (scenes?.() ?? []).map((scene) => interactiveFigure(story, scene));
-    updates = parts.map((part) => part.update);
-    hold.replaceChildren(...parts.map((part) => part.element));
-    fillBody();
-    for (const each of updates) each();
-    const figures = /** @type {NodeListOf<HTMLElement>} */ (hold.querySelectorAll(".figure"));
-    figures[focused]?.focus({ preventScroll: true });
-  };
   updateText();
   return {
-    id,
-    symbol,
-    element,
-    draw,
+    ...{ id, symbol, element },
+    /** Draws the figures, if they are not up to date. */
+    draw() {
+      if (upToDate) return;
+      upToDate = true;
+      const focused = [...hold.querySelectorAll(".figure")].indexOf(/** @type {Element} */ (document.activeElement));
+      const parts = (scenes?.() ?? []).map((scene) => interactiveFigure(story, scene));
+      updates = parts.map((part) => part.update);
+      hold.replaceChildren(...parts.map((part) => part.element));
+      fillBody();
+      for (const each of updates) each();
+      const figures = /** @type {NodeListOf<HTMLElement>} */ (hold.querySelectorAll(".figure"));
+      figures[focused]?.focus({ preventScroll: true });
+    },
+    /** The head's numbers have changed. */
     outdate() {
       upToDate = false;
       updateText();
     },
+    /** Another cell is chosen. */
     update() {
       if (!upToDate) return;
       for (const each of updates) each();
-      if (!ofCell) return;
-      updateText();
-      fillBody();
+      if (ofCell) updateText();
+      if (ofCell) fillBody();
     },
   };
 }
@@ -80,28 +74,26 @@ const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数
 
 /** A sentence with the words query, key, value and weight in their colours. @param {Child} text @returns {Child} */
 function withRoleColours(text) {
-  if (typeof text !== "string") return text;
-  const match = text.match(ROLE_WORDS);
-  if (!match) return lettered(text);
+  const match = typeof text === "string" && text.match(ROLE_WORDS);
+  if (!match) return typeof text === "string" ? lettered(text) : text;
   const [word, ...roles] = match;
-  const start = Number(match.index);
-  const role = ["query", "key", "value", "weights"][roles.findIndex(Boolean)];
-  return [
-    lettered(text.slice(0, start)),
-    h(`span.num.role-${role}`, word),
-    withRoleColours(text.slice(start + word.length)),
+  const [before, after] = [
+    match.input?.slice(0, match.index) ?? "",
+    match.input?.slice(word.length + Number(match.index)),
   ];
+  const role = ["query", "key", "value", "weights"][roles.findIndex(Boolean)];
+  return [lettered(before), h(`span.num.role-${role}`, word), withRoleColours(after)];
 }
 
 /** One figure with its colour bars, its written-out cell and its table. @param {Pick<Story, "t" | "shell">} story @param {Scene} scene */
-function interactiveFigure(story, scene) {
-  const { t } = story;
+function interactiveFigure({ t, shell }, scene) {
   const written = h("p.written");
   /** @type {Spot | null} */
   let over = null;
-  const now = () => over ?? scene.cursor();
   const { blocks } = scene.layout;
+  const now = () => over ?? scene.cursor();
   const matrixNow = () => blocks[now().block].m;
+  const m = matrixNow();
   const show = () => {
     if (m.rows * m.cols === 0) return;
     drawing.mark(scene.marks(now()));
@@ -112,25 +104,23 @@ function interactiveFigure(story, scene) {
     if (m.rows * m.cols === 0) return;
     over = place && scene.locate(place);
     show();
-    if (over) story.shell.say(readout(story, matrixNow(), over));
+    if (over) shell.say(readout(t, matrixNow(), over));
   };
   const pin = (/** @type {Spot} */ place) => {
     if (m.rows * m.cols === 0) return;
     const cell = scene.locate(place);
     over = null;
     scene.pin(cell);
-    story.shell.say(`${t("pinned")}. ${written.textContent}`);
+    shell.say(`${t("pinned")}. ${written.textContent}`);
   };
-  const m = matrixNow();
   const label = t("figure", { name: m.symbol, rows: m.rows, cols: m.cols });
-  const drawing = figure(scene.layout, { label, cursor: now, move, pin, next: scene.next ?? (() => null) });
+  const drawing = figure(scene.layout, { label, cursor: now, move, pin, next: scene.next });
   const hold = h("div.table", { tabindex: 0 }); // scrolls by keyboard
   const fill = () => hold.replaceChildren(windowOf(t, matrixNow(), now()));
-  const details = h("details.numbers", h("summary", t("numbers")), hold);
-  details.addEventListener("toggle", () => details.open && fill());
+  const details = h("details.numbers", { ontoggle: () => details.open && fill() }, h("summary", t("numbers")), hold);
   const bars = [...new Map(blocks.map((each) => [each.m.symbol, each.m])).values()].map((each) => colourBar(each, t));
-  const notes = (scene.notes ?? []).map((note) => h("span.note", note));
-  if (blocks.some((each) => each.w < each.m.cols || each.h < each.m.rows)) notes.push(h("span.note", t("pooled")));
+  const pooled = blocks.some((each) => each.w < each.m.cols || each.h < each.m.rows) && t("pooled");
+  const notes = [...(scene.notes ?? []), pooled].map((note) => note && h("span.note", note));
   const caption = h("div.told", written, h("div.bars", bars, notes), details);
   const element = h(blocks.length > 1 ? "figure" : "figure.single", h("div.pan", drawing.element), caption);
   const paint = () => {
@@ -147,14 +137,14 @@ function interactiveFigure(story, scene) {
 export function freeFigure(story, list, between, units, room) {
   let place = { block: list.length - 1, row: list[0].rows - 1, col: 0 };
   const made = interactiveFigure(story, {
-    layout: beside(list, [between], units, room),
+    layout: beside(list, between, units, room),
     cursor: () => place,
     locate: (to) => to,
     marks: (to) => [{ ...to, kind: "result" }],
     written({ block, row, col }) {
-      const { symbol, role, value, hidden } = list[block];
-      const number = hidden?.(row, col) ? story.t("masked cell") : fmt(value(row, col), 4);
-      return [sym(symbol[0].toLowerCase(), `${row},${col}`, role), " = ", h("b", number)];
+      const { symbol, role } = list[block];
+      const number = h("b", valueOf(story.t, list[block], row, col, 4));
+      return [sym(symbol[0].toLowerCase(), `${row},${col}`, role), " = ", number];
     },
     pin: (to) => void (place = to),
   });
@@ -162,37 +152,34 @@ export function freeFigure(story, list, between, units, room) {
   return made;
 }
 
-/** A cell's indices, from a place in its matrix as that is oriented. @param {Pick<Matrix, "flip">} m @param {{row: number, col: number}} spot */
-const indices = (m, { row, col }) => (m.flip ? [col, row] : [row, col]);
+/** @param {Say} t @param {Pick<Matrix, "value" | "hidden">} m @param {number} i @param {number} j @param {number} [digits] */
+const valueOf = (t, { value, hidden }, i, j, digits = 5) =>
+  hidden?.(i, j) ? t("masked cell") : fmt(value(i, j), digits);
 
-/** A cell in words, for the live readout. @param {Pick<Story, "t">} story @param {Matrix} m @param {Spot} spot */
-function readout({ t }, m, spot) {
+/** A cell's indices, from a place in its matrix as that is oriented. @param {Pick<Matrix, "flip">} m @param {{row: number, col: number}} spot */
+const indices = ({ flip }, { row, col }) => (flip ? [col, row] : [row, col]);
+
+/** A cell in words, for screen readers. @param {Say} t @param {Matrix} m @param {Spot} spot */
+function readout(t, m, spot) {
   const [i, j] = indices(m, spot);
-  const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.value(i, j), 5);
-  const name = (/** @type {Matrix["rowName"]} */ names, /** @type {number} */ place) =>
-    `${place} ${names ? spelled(names(place)) : ""}`;
-  return t("readout", {
-    symbol: m.symbol,
-    row: `${t("row")} ${name(m.rowName, i)}`,
-    col: `${t("column")} ${name(m.colName, j)}`,
-    value,
-  });
+  const name = (/** @type {string} */ axis, /** @type {Matrix["rowName"]} */ names, /** @type {number} */ place) =>
+    `${t(axis)} ${place} ${names ? spelled(names(place)) : ""}`;
+  const [row, col] = [name("row", m.rowName, i), name("column", m.colName, j)];
+  return t("readout", { symbol: m.symbol, row, col, value: valueOf(t, m, i, j) });
 }
 
 /** A colour bar, with the values at its ends and its middle. @param {Matrix} m @param {Say} t */
-function colourBar(m, t) {
-  const { shade } = m;
-  const wide = 120;
-  const canvas = h("canvas", { width: wide, height: 1, style: { height: "10px" } });
-  drawColours(canvas, (x) => shade.colour(shade.low + ((x + 0.5) / wide) * (shade.high - shade.low)));
-  const middle = (shade.low + shade.high) / 2;
-  const ends = [shade.low, middle, shade.high].map((value) => h("span", fmt(value, 3)));
+function colourBar({ shade, role, symbol, hidden }, t) {
+  const { low, high } = shade;
+  const canvas = h("canvas", { width: 120, height: 1, style: { height: "10px" } });
+  drawColours(canvas, (x) => shade.colour(low + ((x + 0.5) / 120) * (high - low)));
+  const ends = [low, (low + high) / 2, high].map((value) => h("span", fmt(value, 3)));
   return h(
     "span.colourbar",
-    h("var", { class: `role-${m.role}` }, lettered(m.symbol)),
+    h("var", { class: `role-${role}` }, lettered(symbol)),
     h("span.scale", canvas, h("span.ends", ends)),
-    shade.kind === "sqrt" ? h("span.note", t("by root")) : null,
-    m.hidden ? h("span.note", h("i.hatched"), t("masked cell")) : null,
+    shade.kind === "sqrt" && h("span.note", t("by root")),
+    hidden && h("span.note", h("i.hatched"), t("masked cell")),
   );
 }
 
@@ -206,40 +193,29 @@ export function windowOf(t, m, spot) {
   const [rows, cols] = [around(row, m.rows), around(col, m.cols)];
   const name = (/** @type {Matrix["rowName"]} */ names, /** @type {number} */ i) =>
     h("bdi", names ? `${i} ${spelled(names(i), 12)}` : i);
-  const value = (/** @type {number} */ i, /** @type {number} */ j) =>
-    m.hidden?.(i, j) ? t("masked cell") : fmt(m.value(i, j), 5);
-  const ends = { i0: rows[0], i1: rows[0] + rows.length - 1, n: m.rows, j0: cols[0], j1: cols[0] + cols.length - 1 };
+  const cells = (/** @type {number} */ i) => cols.map((j) => valueOf(t, m, i, j));
+  const ends = { i0: rows[0], i1: rows.at(-1), n: m.rows, j0: cols[0], j1: cols.at(-1), m: m.cols };
   const heads = [h("th", lettered(m.symbol)), ...cols.map((j) => columnHead(name(m.colName, j)))];
-  const lines = rows.map((i) =>
-    tableRow(
-      name(m.rowName, i),
-      cols.map((j) => value(i, j)),
-    ),
-  );
-  return table("table", heads, lines, t("window", { ...ends, m: m.cols }));
+  const lines = rows.map((i) => tableRow(name(m.rowName, i), cells(i)));
+  return table("table", heads, lines, t("window", ends));
 }
 
 /** Whether the numbers that a traced file claims for this step are right. @param {Story} story @param {string} id @returns {Child} */
 function verdicts({ page, shell, t }, id) {
-  /** @type {any[]} */
-  const claims = page.header.claims;
-  return claims
-    .filter(({ name }) => name === id || (id === "heads" && name === "output"))
-    .map(({ name, right, text, mistake }) => {
-      const array = page.has(`claimed.${name}`) ? page.array(`claimed.${name}`) : null;
-      const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
-      const cell = (/** @type {number} */ index) => h("td", fmt(Number(array?.data[index]), 5));
-      const lines = listOf(rows * cols <= 400 ? rows : 0, (i) =>
-        h(
-          "tr",
-          listOf(cols, (j) => cell(i * cols + j)),
-        ),
+  const language = shell.language();
+  const ofStep = (/** @type {any} */ { name }) => name === id || (id === "heads" && name === "output");
+  return page.header.claims.filter(ofStep).map((/** @type {any} */ { name, right, text, mistake }) => {
+    const array = page.has(`claimed.${name}`) ? page.array(`claimed.${name}`) : null;
+    const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
+    const cell = (/** @type {number} */ index) => h("td", fmt(Number(array?.data[index]), 5));
+    const row = (/** @type {number} */ i) =>
+      h(
+        "tr",
+        listOf(cols, (j) => cell(i * cols + j)),
       );
-      const language = shell.language();
-      return h(
-        right ? "div.verdict.right" : "div.verdict.wrong",
-        h("p", text[language], mistake ? h("strong", ` ${mistake[language]}`) : null),
-        lines.length ? h("table", h("caption", t("claimed")), h("tbody", lines)) : null,
-      );
-    });
+    const lines = listOf(rows * cols <= 400 ? rows : 0, row);
+    const claimed = lines.length > 0 && h("table", h("caption", t("claimed")), h("tbody", lines));
+    const said = h("p", text[language], mistake && h("strong", ` ${mistake[language]}`));
+    return h(right ? "div.verdict.right" : "div.verdict.wrong", said, claimed);
+  });
 }

@@ -1,8 +1,8 @@
 // The frame of every page: title bar, theme, language, messages to screen readers, and keyboard shortcuts.
 
+import WORDS from "../../src/clearhead/words/page.toml";
 import { forgetColours } from "./colour.js";
 import { byId, h } from "./dom.js";
-import { speaker } from "./words.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -106,3 +106,14 @@ export function openShell(header, draw) {
   redraw();
   return shell;
 }
+
+/**
+ * @param {"en" | "zh"} language @param {Record<string, string>} [more]      that came with the document
+ * @returns {(key: string, values?: Record<string, any>) => string}
+ */
+export const speaker =
+  (language, more = {}) =>
+  (key, values = {}) =>
+    (more[key] ?? WORDS[key]?.split("|")[language === "zh" ? 1 : 0] ?? key).replace(/\{(\w+)\}/g, (_, name) =>
+      String(values[name] ?? ""),
+    );

@@ -4,9 +4,8 @@
 import { stepHere, toStep } from "./address.js";
 import { byId, h, select } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
-import { load } from "./packed.js";
-import { sectionsOf } from "./stepsections.js";
-import { sizesOf } from "./steptables.js";
+import { load } from "./container.js";
+import { sectionsOf, sizesOf } from "./stepsections.js";
 import { makeStory } from "./story.js";
 
 const SOON = 2 ** 25; // bytes: of a smaller page all layers are unpacked at once

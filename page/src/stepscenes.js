@@ -2,10 +2,9 @@
 
 import { signed, weighed } from "./colour.js";
 import { h } from "./dom.js";
-import { beside } from "./layout.js";
+import { beforeAfterScene, beside, letterOf, productScene, singleScene } from "./scenes.js";
 import { transposed } from "./matrix.js";
 import { fmt, listOf } from "./numbers.js";
-import { beforeAfterScene, letterOf, productScene, singleScene } from "./scenes.js";
 import { matrix, most } from "./story.js";
 import { changed, isRoot, num, softmaxOf, sym } from "./written.js";
 
@@ -20,16 +19,12 @@ function made(s, symbol, role, rows, cols, value, more) {
 }
 /** @param {Story} s @param {string} symbol @param {Cell} value @param {Partial<Matrix>} [more] */
 const square = (s, symbol, value, more) => made(s, symbol, "weights", [s.head.n, "n"], [s.head.m, "m"], value, more);
-/** @param {Story} s */
-const Q = (s) => made(s, "Q", "query", [s.head.n, "n"], [s.head.dk, "d_k"], s.head.q);
-/** @param {Story} s */
-const K = (s) => made(s, "K", "key", [s.head.m, "m"], [s.head.dk, "d_k"], s.head.k);
-/** @param {Story} s */
-const V = (s) => made(s, "V", "value", [s.head.m, "m"], [s.head.dv, "d_v"], s.head.v);
-/** @param {Story} s */
-const A = (s) => square(s, "A", s.head.weights, { shade: weighed(1), hidden: s.hidden });
-/** @param {Story} s */
-const O = (s) => made(s, "O", "value", [s.head.n, "n"], [s.head.dv, "d_v"], s.head.output);
+/** @typedef {(s: Story) => Matrix} Of */
+const Q = /** @type {Of} */ ((s) => made(s, "Q", "query", [s.head.n, "n"], [s.head.dk, "d_k"], s.head.q));
+const K = /** @type {Of} */ ((s) => made(s, "K", "key", [s.head.m, "m"], [s.head.dk, "d_k"], s.head.k));
+const V = /** @type {Of} */ ((s) => made(s, "V", "value", [s.head.m, "m"], [s.head.dv, "d_v"], s.head.v));
+const O = /** @type {Of} */ ((s) => made(s, "O", "value", [s.head.n, "n"], [s.head.dv, "d_v"], s.head.output));
+const A = /** @type {Of} */ ((s) => square(s, "A", s.head.weights, { shade: weighed(1), hidden: s.hidden }));
 
 /** Q, K and V: as projections of X where the page has X, else by themselves. @param {Story} s @returns {Scene[]} */
 export function inputScenes(s) {
@@ -145,7 +140,7 @@ export function concatScenes(s) {
   const { dv, number } = s.head;
   return [
     {
-      layout: beside([s.laid(O(s)), s.laid(joined(s))], ["concat"], s.units, s.room),
+      layout: beside([s.laid(O(s)), s.laid(joined(s))], "concat", s.units, s.room),
       cursor: () => ({ block: 1, row: s.state.query, col: number * dv + Math.min(s.state.feature, dv - 1) }),
       locate: ({ block, row, col }) => ({ block: 1, row, col: block ? col : number * dv + col }),
       marks: ({ row, col }) => [

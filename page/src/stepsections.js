@@ -1,6 +1,10 @@
-// The steps of the page and what each says: one query first, then the matrices. A step that the layer lacks is left out.
+// The steps of the page, what each says, and their tables. A step that the layer lacks is left out.
 
-import { spelled } from "./numbers.js";
+import { drawColours, signed } from "./colour.js";
+import { columnHead, h, table, tableRow } from "./dom.js";
+import { dimension } from "./matrix.js";
+import { fmt, listOf, spelled } from "./numbers.js";
+import { most, subscript } from "./story.js";
 import { section } from "./section.js";
 import {
   beforeMask,
@@ -14,7 +18,6 @@ import {
   scoreScenes,
   weightScenes,
 } from "./stepscenes.js";
-import { closing, oneQuery } from "./steptables.js";
 import { waySection } from "./way.js";
 
 /** @typedef {Parameters<typeof section>[1]} Options */
@@ -100,4 +103,109 @@ function weightSections(s) {
       scenes: () => weightScenes(s),
     }),
   ];
+}
+
+const KEYS = 10;
+
+/** The dimensions, above the steps. @param {Story} s */
+export function sizesOf({ head: { n, m, dk, dv }, layer, named, sizes, t }) {
+  const group = layer.heads / layer.kv_heads;
+  const shown = { n, m, d_k: dk, d_v: dv, h: layer.heads, ...(named("x") && { d_model: sizes.d_model }) };
+  const lines = Object.entries(shown).map(([dim, size]) => {
+    const says = dim === "h" && group > 1 ? t("h shared", { group }) : t(dim);
+    return h("div", h("dt", h("var.dim", dimension(dim)), ` = ${size}`), h("dd", says));
+  });
+  const block = h("div.block", h("h2", t("sizes")), h("dl.axes", lines));
+  return h("section.opening", { "aria-label": t("sizes") }, block);
+}
+
+/** One query from start to end: a row for each key with its score and weight, and the weighted sum. @param {Story} s */
+export function oneQuery(s) {
+  const { head, t } = s;
+  const i = s.state.query;
+  if (i < 0) return null; // no query at all
+  const order = keysInOrder(head, i);
+  const [shown, rest] = [order.slice(0, KEYS), order.slice(KEYS)];
+  const strip = stripOf(head, i, shown);
+  const sum = (/** @type {number[]} */ keys) => keys.reduce((total, j) => total + head.weights(i, j), 0);
+  const mix = (/** @type {number[]} */ keys, /** @type {number} */ c) =>
+    keys.reduce((total, j) => total + head.weights(i, j) * head.v(j, c), 0);
+  const row = (/** @type {number} */ j) => {
+    const seen = head.visible(i, j);
+    const a = head.weights(i, j);
+    const number = s.page.header.tokens ? h("small", j) : null;
+    const name = h("bdi", spelled(s.keyName(j), 14));
+    const bar = h("span.track", h("span.share", { style: { width: `${a * 100}%` } }));
+    const masked = [h("td", "−∞"), h("td.weight", h("i.hatched"), t("masked cell")), h("td.mix", "")];
+    const made = tableRow(h("button", { onclick: () => s.commit({ key: j }) }, number, name), [
+      fmt(head.scores(i, j)),
+      ...(seen
+        ? [fmt(head.masked(i, j)), h("td.weight", h("span.figures", fmt(a)), bar), strip((c) => a * head.v(j, c))]
+        : masked),
+    ]);
+    if (!seen || j === s.state.key) made.className = seen ? "now" : "hidden";
+    return made;
+  };
+  const total = (/** @type {Child} */ name, /** @type {number} */ weight, /** @type {(c: number) => number} */ value) =>
+    tableRow(name, ["", "", h("td.weight", h("span.figures", fmt(weight))), strip(value)]);
+  const more = rest.length ? total(t("more keys", { count: rest.length }), sum(rest), (c) => mix(rest, c)) : null;
+  const last = total(["Σ = o", h("sub", i)], sum(order), (c) => head.output(i, c));
+  last.className = "total";
+  const heads = [
+    ["key", t("key column")],
+    ["weights", `q${subscript(i)}·k`],
+    ["weights", t("seen by softmax")],
+    ["weights", t("weight column")],
+    ["value", "a·v"],
+  ].map(([role, name]) => h("th", { scope: "col", class: `role-${role}` }, name));
+  return h("div.pan", table("table.one", heads, [shown.map(row), more, last]));
+}
+
+/** The keys in order; of many only those that the query sees, those with the largest weights first. @param {Story["head"]} head @param {number} i */
+function keysInOrder(head, i) {
+  const keys = listOf(head.m, (j) => j);
+  if (head.m <= KEYS) return keys;
+  return keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
+}
+
+/** Draws vectors as strips, on the scale of the output and of what the shown keys add. @param {Story["head"]} head @param {number} i @param {number[]} shown */
+function stripOf(head, i, shown) {
+  const largest = (/** @type {number} */ c) =>
+    Math.max(Math.abs(head.output(i, c)), ...shown.map((j) => head.weights(i, j) * Math.abs(head.v(j, c))));
+  const shade = signed(
+    "value",
+    most(1, head.dv, (_, c) => largest(c)),
+  );
+  return (/** @type {(c: number) => number} */ value) => {
+    const canvas = h("canvas.strip", { width: head.dv, height: 1 });
+    drawColours(canvas, (c) => shade.colour(value(c)));
+    const first = listOf(Math.min(2, head.dv), (c) => fmt(value(c), 3)).join(" ");
+    return h("td.mix", canvas, h("small", `[${first}${head.dv > 2 ? " …" : ""}]`));
+  };
+}
+
+/** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
+export function closing(s) {
+  const { t, facts } = s;
+  const lines = [];
+  for (const each of [facts.check, facts.kept]) if (each) lines.push(each[s.shell.language()]);
+  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
+  const compare = (words, name, from, size, value) => {
+    const run = s.named(name);
+    if (!run) return;
+    let off = 0;
+    for (let i = 0; i < size; i++)
+      if (value(i) !== run.data[from + i]) off = Math.max(off, Math.abs(value(i) - run.data[from + i]));
+    lines.push(t(words, { x: fmt(off, 2) }));
+  };
+  const { n, number, logsumexp } = s.head;
+  compare("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp);
+  const mixed = s.named("w_o") && s.layerOutput();
+  if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
+  const row = (/** @type {any} */ { symbol, shape, multiply_adds: adds, bytes }) =>
+    tableRow(symbol, [shape.join("×"), adds.toLocaleString("en"), bytes.toLocaleString("en")]);
+  const heads = ["step", "shape", "adds", "bytes"].map((name) => columnHead(t(`${name} column`)));
+  const items = lines.map((line) => h("li", line));
+  const costs = table("table.cost", heads, s.layer.steps.map(row));
+  return [h("ul.checks", items), h("h3", t("cost")), h("div.pan", costs)];
 }

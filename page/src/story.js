@@ -2,7 +2,7 @@
 
 import { signed } from "./colour.js";
 import { headOf } from "./head.js";
-import { unitsFor } from "./layout.js";
+import { unitsFor } from "./scenes.js";
 import { transposed } from "./matrix.js";
 
 /**

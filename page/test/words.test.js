@@ -5,60 +5,38 @@ import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import { parse } from "smol-toml";
 
-const read = (/** @type {string} */ place) => readFileSync(new URL(place, import.meta.url), "utf8");
-const WORDS = {
-  ...parse(read("../../src/clearhead/words/page.toml")),
-  ...parse(read("../../src/clearhead/words/page_steps.toml")),
-};
+const read = (place) => readFileSync(new URL(place, import.meta.url), "utf8");
+const files = ["page", "page_steps"].map((name) => parse(read(`../../src/clearhead/words/${name}.toml`)));
+const WORDS = Object.assign({}, ...files);
 const sources = readdirSync(new URL("../src", import.meta.url), { recursive: true })
-  .filter((name) => String(name).endsWith(".js"))
+  .filter((name) => name.endsWith(".js"))
   .map((name) => read(`../src/${name}`))
   .join("\n");
 const STATISTICS = ["sink", "previous", "diagonal", "distance", "entropy", "effect"]; // as the document names them
-const escaped = (/** @type {string} */ text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 /** What t is called with: keys, and patterns for keys that are put together. */
-const called = [...sources.matchAll(/(?<![\w.])(?:\w+\.)*t\(\s*((?:"[^"]*"|`[^`]*`|[^"`(),])+)/g)].map(
-  ([, key]) => key,
-);
-const keys = called.flatMap((key) =>
-  [...key.replace(/[=!]== *"[^"]*"/g, "").matchAll(/"([^"]*)"/g)].map(([, name]) => name),
-);
+const calls = sources.matchAll(/(?<![\w.])(?:\w+\.)*t\(\s*((?:"[^"]*"|`[^`]*`|[^"`(),])+)/g);
+const called = [...calls].map(([, key]) => key);
+const inside = (text, quoted) => [...text.matchAll(quoted)].map(([, name]) => name);
+const keys = called.flatMap((key) => inside(key.replace(/[=!]== *"[^"]*"/g, ""), /"([^"]*)"/g));
 const patterns = called
-  .flatMap((key) => [...key.matchAll(/`([^`]*)`/g)])
-  .map(
-    ([, pattern]) =>
-      new RegExp(
-        `^${pattern
-          .split(/\$\{[^}]*\}/)
-          .map(escaped)
-          .join(".+")}$`,
-      ),
-  );
+  .flatMap((key) => inside(key, /`([^`]*)`/g))
+  .map((pattern) => pattern.split(/\$\{[^}]*\}/).map(escaped))
+  .map((parts) => new RegExp(`^${parts.join(".+")}$`));
 
 test("every key has its sentence", () => {
   assert.ok(keys.length > 100 && patterns.length > 5);
-  assert.deepEqual(
-    keys.filter((key) => !(key in WORDS)),
-    [],
-  );
-  const names = Object.keys(WORDS);
-  assert.deepEqual(
-    patterns.filter((pattern) => !names.some((name) => pattern.test(name))),
-    [],
-  );
+  const missing = keys.filter((key) => !(key in WORDS));
+  const unmet = patterns.filter((pattern) => !Object.keys(WORDS).some((name) => pattern.test(name)));
+  assert.deepEqual([missing, unmet], [[], []]);
 });
 
 test("every sentence is asked for", () => {
-  const literals = new Set(
-    [...sources.matchAll(/["`]([^"`\n]*)["`]|(\w+)(?=[,:\]}])/g)].map(([, text, name]) => text ?? name),
-  );
-  const used = (/** @type {string} */ name) =>
-    keys.includes(name) || literals.has(name) || patterns.some((pattern) => pattern.test(name));
-  assert.deepEqual(
-    Object.keys(WORDS).filter((name) => !used(name) && !STATISTICS.includes(name)),
-    [],
-  );
+  const found = sources.matchAll(/["`]([^"`\n]*)["`]|(\w+)(?=[,:\]}])/g);
+  const known = new Set([...keys, ...STATISTICS, ...[...found].map(([, text, name]) => text ?? name)]);
+  const unused = Object.keys(WORDS).filter((name) => !known.has(name) && !patterns.some((each) => each.test(name)));
+  assert.deepEqual(unused, []);
 });
 
 test("both languages name the same values", () => {

@@ -1,10 +1,9 @@
 // The box to type in, and what is changed of the attention; each has a key.
 
+import { h, select, slider } from "../dom.js";
+import { bare, fmt } from "../numbers.js";
 import { isUnchanged } from "../address.js";
-import { h } from "../dom.js";
-import { bare } from "../numbers.js";
 import { unchanged } from "../model/attention.js";
-import { changeControls } from "./controls.js";
 
 const PAUSE = 150; // milliseconds between words that are written on
 
@@ -22,8 +21,8 @@ export function liveBar({ header }, place, live, shell) {
     state.writing = false;
     live.type(box.value);
   };
-  const named = { "aria-label": t("try text"), title: "t" };
-  const box = h("input", { id: "try-text", ...named, autocomplete: "off", spellcheck: "false", oninput });
+  const typed = { "aria-label": t("try text"), title: "t", autocomplete: "off", spellcheck: "false" };
+  const box = h("input", { id: "try-text", ...typed, oninput });
   /** Puts the likeliest word after the text, and goes on while that is wanted. @param {boolean} on */
   const goOn = (on) => {
     const word = live.next();
@@ -60,20 +59,51 @@ export function liveBar({ header }, place, live, shell) {
     live.mark();
   };
   place.follow("live", live.update);
-  const element = h(
-    "div.try",
-    { role: "group", "aria-label": t("try title"), "aria-busy": "true" },
-    h(
-      "div.try-line",
-      ...[box, next.element, write.element],
-      h(
-        "details.display",
-        h("summary", t("try changes")),
-        h("p.note", t("try how")),
-        h("div.try-line", strike.element, cut.element, off.element, controls.elements, back.element),
-      ),
-    ),
-    said,
-  );
+  const changes = h("div.try-line", strike.element, cut.element, off.element, controls.elements, back.element);
+  const folded = h("details.display", h("summary", t("try changes")), h("p.note", t("try how")), changes);
+  const named = { role: "group", "aria-label": t("try title"), "aria-busy": "true" };
+  const element = h("div.try", named, h("div.try-line", box, next.element, write.element, folded), said);
   return element;
+}
+
+const WARMEST = 3; // 2³
+
+/** What is changed for all heads: scale, mask, softmax. @param {Shell} shell @param {() => Change} now @param {(more: Partial<Change>) => void} change */
+function changeControls({ t, key }, now, change) {
+  const scales = { sqrt: "1/√dₖ", d_k: "1/dₖ", none: t("try unscaled") };
+  const overs = Object.fromEntries(["rows", "columns", "all"].map((each) => [each, t(`try over ${each}`)]));
+  const warm = h("output");
+  const warmTo = (/** @type {number} */ power) => change({ temperature: 2 ** power });
+  const warmth = slider("try-temperature", -WARMEST, WARMEST, warmTo, { step: 0.05 });
+  const turn = () => change({ causal: !now().causal });
+  const causal = h("input", { type: "checkbox", id: "try-causal", onchange: turn });
+  key("m", turn);
+  /** @param {"scale" | "over"} name @param {Record<string, string>} options @param {string} letter */
+  function choice(name, options, letter) {
+    const set = (/** @type {string} */ value) => change({ [name]: value });
+    const names = Object.keys(options);
+    key(letter, () => set(names[(names.indexOf(now()[name]) + 1) % names.length]));
+    return select(`try-${name}`, Object.entries(options), "", set);
+  }
+  const [scale, over] = [choice("scale", scales, "s"), choice("over", overs, "o")];
+  const warmer = (/** @type {number} */ by) =>
+    warmTo(Math.min(WARMEST, Math.max(-WARMEST, Math.log2(now().temperature) + by)));
+  key("<", () => warmer(-0.25));
+  key(">", () => warmer(0.25));
+  const label = (/** @type {string} */ words, /** @type {string} */ sign, /** @type {Child[]} */ ...input) =>
+    h("label", words, " ", input, h("kbd", sign));
+  return {
+    elements: [
+      label(t("try scale"), "s", scale),
+      label(t("try causal"), "m", causal),
+      label(t("try over"), "o", over),
+      label(t("temperature"), "< >", warmth, warm),
+    ],
+    update() {
+      const { temperature, ...what } = now();
+      [scale.value, over.value, causal.checked] = [what.scale, what.over, what.causal];
+      warmth.value = String(Math.log2(temperature));
+      warm.textContent = fmt(temperature, 3);
+    },
+  };
 }

@@ -1,10 +1,9 @@
-// The page's own model, once it is unpacked: what it makes of a text and a change, as the page's document.
+// What the page's own model makes of a text and a change, in the form of the page's record: what all rooms draw.
 
-import { isUnchanged } from "../address.js";
-import { unchanged } from "../model/attention.js";
+import { factor, unchanged } from "../model/attention.js";
 import { likeliest, openModel, sharesOf } from "../model/forward.js";
+import { isUnchanged } from "../address.js";
 import { causesOf } from "./causes.js";
-import { documentOf, nextOf, recordOf } from "./document.js";
 
 /** @param {Page} page */
 export async function engineOf(page) {
@@ -40,5 +39,118 @@ export async function engineOf(page) {
       const next = nextOf(logits, text, isUnchanged(change) ? null : usual.shares);
       return documentOf(page, record, layers, ids.map(text), change, { text: written, next, after });
     },
+  };
+}
+
+const [NEXT, LOOKS, LOOK] = [8, 4, 0.005]; // words; keys of each head, and the least weight
+const SCALED = { none: "S' = S", d_k: "S' = S/d_k" };
+const OVER = { columns: ", each column", all: ", the whole matrix" };
+
+/** What a run takes the place of. @param {any} header */
+export const recordOf = ({ tokens, facts, why, runs, layers }) => ({
+  ...{ tokens, facts, why },
+  runs: [...runs],
+  layers: [...layers],
+});
+
+/** Puts entries into the page, in the lists that its rooms hold. @param {any} header @param {ReturnType<typeof recordOf>} entries */
+export function show(header, { runs, layers, ...entries }) {
+  Object.assign(header, entries);
+  header.runs.splice(0, runs.length, ...runs);
+  header.layers.splice(0, layers.length, ...layers);
+}
+
+/** @param {(Float64Array | Uint8Array)[]} parts */
+const joined = (parts) => Float32Array.from(parts.flatMap((part) => [...part]));
+
+/**
+ * The arrays of one layer, put into the page, by their names in the page's record.
+ * @param {Page} page @param {number} at @param {LayerRun} run @param {number} n @param {Change} change
+ */
+function arraysOf(page, at, { x, q, k, v, heads }, n, change) {
+  const [count, width] = [heads.length, x.length / n];
+  const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) =>
+    page.put(`run.${at}.${name}`, shape, data);
+  const rows = Object.entries({ q, k, v }).map(([name, data]) => [name, put(name, [1, count, n, width / count], data)]);
+  const weights = ["q", "k", "v", "o"].flatMap((name) => {
+    const stored = `live.blk.${at}.attn_${name === "o" ? "output" : name}`;
+    return [
+      [`w_${name}`, `${stored}.weight`],
+      [`b_${name}`, `${stored}.bias`],
+    ];
+  });
+  const masked = change.hidden.length + change.cuts.length > 0;
+  return {
+    ["x"]: put("x", [1, n, width], x),
+    ...Object.fromEntries([...rows, ...weights]),
+    ["logsumexp"]: put("logsumexp", [1, count, n], joined(heads.map(({ sums }) => sums))),
+    ["scale"]: put("scale", [count], new Float32Array(count).fill(factor(change, width / count))),
+    ...(masked && { ["mask"]: put("mask", [1, count, n, n], joined(heads.map(({ seen }) => seen))) }),
+  };
+}
+
+/** What the last query of each head looks at. @param {LayerRun[]} layers @param {number} n */
+const looksOf = (layers, n) => ({
+  query: n - 1,
+  heads: layers.map(({ heads }) =>
+    heads.map(({ weights }) => {
+      const row = [...weights.subarray((n - 1) * n)].map((weight, key) => [key, weight]);
+      return row
+        .filter(([, weight]) => weight > LOOK)
+        .sort((a, b) => b[1] - a[1])
+        .slice(0, LOOKS);
+    }),
+  ),
+});
+
+/** The likeliest words: text, probability, number, logit, and the probability where nothing is changed. @param {Float32Array} logits @param {(id: number) => string} text @param {Float32Array | null} usual */
+export const nextOf = (logits, text, usual) =>
+  likeliest(logits, NEXT).map(({ id, share }) => [text(id), share, id, logits[id], usual?.[id]]);
+
+/**
+ * @param {Page} page @param {ReturnType<typeof recordOf>} record @param {LayerRun[]} run @param {string[]} tokens @param {Change} change
+ * @param {any} facts      what the page says of the run
+ * @returns {ReturnType<typeof recordOf>}
+ */
+export function documentOf(page, record, run, tokens, change, facts) {
+  const n = tokens.length;
+  const size = { queries: n, keys: n };
+  const { causal, temperature, over, scale, hidden, cuts } = change;
+  const changed = (/** @type {any} */ rules) => ({ ...rules, causal, temperature, over });
+  const stepOf = (/** @type {any} */ step) => {
+    const { name, formula } = step;
+    if (name === "scaled" && scale !== "sqrt") return { ...step, formula: SCALED[scale] };
+    return name === "weights" && over !== "rows"
+      ? { ...step, formula: formula.replace(", each row", OVER[over]) }
+      : step;
+  };
+  const made = run.map((layer, at) => {
+    const arrays = arraysOf(page, at, layer, n, change);
+    const [steps, shown] = [record.layers[at], record.runs[0].layers[at]];
+    const off = change.off.filter(([of]) => of === at).map(([, head]) => head);
+    const every = [...layer.heads.keys()];
+    const unknown = { statistics: {}, captions: [], kinds: [], reach: null, largest: null, wide: null };
+    const masked = causal || hidden.length + cuts.length > 0;
+    return {
+      steps: { ...steps, ...size, arrays, off, rules: changed(steps.rules), steps: steps.steps.map(stepOf) },
+      shown: {
+        ...shown,
+        ...size,
+        ...unknown,
+        arrays,
+        masked,
+        exact: every,
+        key_of: every,
+        rules: changed(shown.rules),
+      },
+    };
+  });
+  const looks = looksOf(run, n);
+  return {
+    tokens,
+    facts: { ...record.facts, way: null, check: null, kept: null, generated: 0, looks, ...facts, live: true },
+    why: null,
+    runs: [{ ...record.runs[0], tokens, pads: [], layers: made.map(({ shown }) => shown) }],
+    layers: made.map(({ steps }) => steps),
   };
 }

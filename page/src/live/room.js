@@ -3,8 +3,7 @@
 import { cellHere, fromAddress, isUnchanged, toAddress } from "../address.js";
 import { afterwards } from "../dom.js";
 import { drawArcs } from "../long/text.js";
-import { show } from "./document.js";
-import { engineOf } from "./engine.js";
+import { engineOf, show } from "./engine.js";
 
 /** @typedef {{row: Float32Array | null, cell: {i: number}, head: Head, parts: {text: HTMLElement}}} Shown      of the map */
 

@@ -1,7 +1,6 @@
 // All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
 
-import { drawColours } from "../canvas.js";
-import { css, signed, weighed } from "../colour.js";
+import { css, drawColours, signed, weighed } from "../colour.js";
 import { ARROWS, h, scrollWithin } from "../dom.js";
 import { bare, fmt, listOf, short, withSign } from "../numbers.js";
 

@@ -9,9 +9,8 @@ import { draw, shadeOf } from "./map.js";
 import { listen } from "./pointer.js";
 import { fillLists, fillTable, readout } from "./said.js";
 import { columnOf, headAt, LEVELS, rowOf, strongestKey } from "./source.js";
-import { surveyOf } from "./survey.js";
+import { surveyOf, whenReady } from "./tiles.js";
 import { drawText, shadeText } from "./text.js";
-import { whenReady } from "./tiles.js";
 import { endOf, follow as bringIntoView, frame, settle, showWhole, zoom } from "./view.js";
 
 /** @type {Look | null} the one that is drawn again with the window's size */

@@ -2,13 +2,11 @@
 // picture; names beside them, and the chosen cell.
 
 import { MASKED } from "../attention.js";
-import { colour, fill, hatching, penOn } from "../canvas.js";
-import { css, inkOn, rgb, signed, weighed } from "../colour.js";
+import { colour, css, fill, hatching, inkOn, penOn, rgb, signed, weighed } from "../colour.js";
 import { short } from "../numbers.js";
 import { labelOf } from "./said.js";
 import { forbidden } from "./source.js";
-import { reachOf } from "./survey.js";
-import { forgetWanted, SIDE, tileOf } from "./tiles.js";
+import { forgetWanted, reachOf, SIDE, tileOf } from "./tiles.js";
 import { endOf, filled } from "./view.js";
 
 /** @typedef {{top: number, left: number, weights: Float32Array}} Tile      top, left: its first query and key */

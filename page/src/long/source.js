@@ -4,7 +4,7 @@
 import { range, rulesOf } from "../attention.js";
 import { computing } from "../head.js";
 import { largestAt } from "../numbers.js";
-import { load } from "../packed.js";
+import { load } from "../container.js";
 
 export const LEVELS = 80; // of a pixel
 const NONFINITE = 255; // a pixel with NaN or infinity in it

@@ -2,12 +2,11 @@
 // a layer share a canvas, since each canvas on a page takes the browser time in every frame.
 
 import { MASKED } from "../attention.js";
-import { colour, fill, penOf, pixelOf } from "../canvas.js";
-import { rgb, weighed } from "../colour.js";
+import { colour, fill, penOf, pixelOf, rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
 import { paintPicture } from "./map.js";
 import { openHead, rowOf } from "./source.js";
-import { surveyOf } from "./survey.js";
+import { surveyOf } from "./tiles.js";
 
 const SIDE = 64;
 const MARGIN = 3; // around a picture of SIDE: long.css has the same

@@ -1,7 +1,7 @@
 // The shipped model's forward pass (GPT-2's layout) in float32, with the reader's changes inside its attention.
 
 import { largest } from "../numbers.js";
-import { load } from "../packed.js";
+import { load } from "../container.js";
 import { attend, visible } from "./attention.js";
 import { tokenizerOf } from "./tokenizer.js";
 
