@@ -116,14 +116,8 @@ function rowOf([token, share, id, logit, usual], way, t, append) {
   const mark = usual === undefined ? null : h("span.was", { style: { left: width(usual) }, title: percent(usual) });
   const text = h("bdi", spelled(token));
   const name = way === undefined ? text : h("button", { onclick: () => showWay(way), title: t("way to") }, text);
-  const more =
-    append && h("button.more", { onclick: append, title: t("try append"), "aria-label": t("try append") }, "+");
-  return h(
-    "li",
-    { "data-id": id, "data-logit": logit },
-    name,
-    h("span.track", bar, mark),
-    h("span.figures", percent(share)),
-    more,
-  );
+  const adds = t("try append");
+  const more = append && h("button.more", { onclick: append, title: adds, "aria-label": adds }, "+");
+  const figures = h("span.figures", percent(share));
+  return h("li", { "data-id": id, "data-logit": logit }, name, h("span.track", bar, mark), figures, more);
 }

@@ -3,6 +3,7 @@
 
 import { MASKED } from "./attention.js";
 import { h } from "./dom.js";
+import { kept } from "./numbers.js";
 
 const probe = h("i", { hidden: true });
 /** @type {Map<string, number[]>} */
@@ -12,16 +13,13 @@ const known = new Map();
 export const forgetColours = () => known.clear();
 
 /** The red, green and blue of a custom property as it stands now, in this theme. @param {string} name */
-export function rgb(name) {
-  const kept = known.get(name);
-  if (kept) return kept;
-  document.body.append(probe);
-  probe.style.setProperty("forced-color-adjust", "none");
-  probe.style.color = `var(--${name})`;
-  const made = (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
-  known.set(name, made);
-  return made;
-}
+export const rgb = (name) =>
+  kept(known, name, () => {
+    document.body.append(probe);
+    probe.style.setProperty("forced-color-adjust", "none");
+    probe.style.color = `var(--${name})`;
+    return (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
+  });
 
 /** @param {number[]} a @param {number[]} b @param {number} t */
 const mix = (a, b, t) => [0, 1, 2].map((c) => a[c] + (b[c] - a[c]) * t);

@@ -1,13 +1,12 @@
 // Reads the document inside the page: a JSON header, and arrays, decoded from blocks of text and unpacked when they are
 // needed.
 
+import { kept } from "./numbers.js";
+
 /** @type {Record<string, number>} */
 export const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
 
-/**
- * The document inside a page.
- * @param {(id: string) => string} read the text of one part
- */
+/** The document inside a page. @param {(id: string) => string} read the text of one part */
 export function openPage(read) {
   /** @type {Header} */
   const header = JSON.parse(read("clearhead"));
@@ -15,13 +14,7 @@ export function openPage(read) {
   const blocks = new Map();
   /** @type {Map<string, NumberArray>} */
   const arrays = new Map();
-  const block = (/** @type {number} */ number) => {
-    const known = blocks.get(number);
-    if (known) return known;
-    const bytes = base85(read(`clearhead-${number}`));
-    blocks.set(number, bytes);
-    return bytes;
-  };
+  const block = (/** @type {number} */ number) => kept(blocks, number, () => base85(read(`clearhead-${number}`)));
   const bytesOf = (/** @type {number} */ first, /** @type {number} */ length) => {
     const bytes = new Uint8Array(length);
     for (let done = 0; done < length;) {
@@ -39,28 +32,16 @@ export function openPage(read) {
     arrays.set(name, made);
     return made;
   };
-  const array = (/** @type {string} */ name) => {
-    const known = arrays.get(name);
-    if (known) return known;
-    const entry = header.arrays[name];
-    return keep(name, bytesOf(entry.at, bytesIn(entry)));
-  };
+  const array = (/** @type {string} */ name) =>
+    arrays.get(name) ?? keep(name, bytesOf(header.arrays[name].at, bytesIn(header.arrays[name])));
   const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) => {
     header.arrays[name] = { shape, dtype: "float32", at: 0 };
     arrays.set(name, { shape, data });
     return name;
   };
   const known = (/** @type {string} */ name) => arrays.get(name);
-  return {
-    header,
-    has: (/** @type {string} */ name) => name in header.arrays,
-    array,
-    known,
-    bytesOf,
-    keep,
-    put,
-    version: 0,
-  };
+  const has = (/** @type {string} */ name) => name in header.arrays;
+  return { header, has, array, known, bytesOf, keep, put, version: 0 }; // version: of the run that is shown
 }
 
 /** How many bytes an array has where it is not compressed. @param {{shape: number[], dtype: string}} entry */

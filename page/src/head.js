@@ -1,8 +1,9 @@
 // One head's numbers, from q, k, v and the rules, in float64: what the steps, the map and a weight's arithmetic show.
 
 import { biased, capped, dot, logit, rowInto, rowLogsumexp, rulesOf, sumAt, visible } from "./attention.js";
+import { kept } from "./numbers.js";
 
-const KEPT = 2 ** 22; // scores: of so many the rows are kept
+const MOST = 2 ** 22; // scores: of so many the rows are kept
 
 /**
  * Rows are computed when they are asked for.
@@ -23,12 +24,11 @@ export function computing({ q, k, v, n, m, rules, sums, off }) {
   /** @type {Map<number, {scores: Float64Array, output: Float64Array | null}>} */
   const lines = new Map();
   const line = (/** @type {number} */ i) => {
-    const kept = lines.get(i);
-    if (kept) return kept;
-    if (lines.size * m > KEPT) lines.clear();
-    const made = { scores: Float64Array.from({ length: m }, (_, j) => dot(q, i, k, j)), output: null };
-    lines.set(i, made);
-    return made;
+    if (lines.size * m > MOST) lines.clear();
+    return kept(lines, i, () => ({
+      scores: Float64Array.from({ length: m }, (_, j) => dot(q, i, k, j)),
+      output: null,
+    }));
   };
   /** A query's output, and then the sizes of what was summed. @param {number} i */
   const outputOf = (i) => {

@@ -44,11 +44,7 @@ export function safe(x, off) {
   return digits ? fmt(x, digits) : within(x, off);
 }
 
-/**
- * A number for a cell: at most five characters or so.
- * @param {number} x
- * @param {boolean} [narrow]      four
- */
+/** A number for a cell: at most five characters or so. @param {number} x @param {boolean} [narrow]      four */
 export function short(x, narrow) {
   const size = Math.abs(x);
   if (!size || !Number.isFinite(x)) return fmt(x);
@@ -107,6 +103,13 @@ const escaped = (code) => {
   const width = code < 0x100 ? 2 : code < 0x10000 ? 4 : 8;
   return `\0${"xuU"[width >> 2]}${code.toString(16).padStart(width, "0")}`;
 };
+
+/** What a map has of a key; it is made where there is nothing yet. @template K, V @param {{get(key: K): V | undefined, set(key: K, value: V): any}} map @param {K} key @param {() => V} make @returns {V} */
+export function kept(map, key, make) {
+  const known = map.get(key) ?? make();
+  map.set(key, known);
+  return known;
+}
 
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
 export const listOf = (size, each) => Array.from({ length: size }, (_, index) => each(index));

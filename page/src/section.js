@@ -18,7 +18,7 @@ export function openStep(step) {
 
 /**
  * @param {Story} story @param {object} options @param {string} options.id @param {string} options.symbol
- * @param {Child} options.title @param {() => Child} options.says @param {() => string[]} [options.formulas]
+ * @param {Child} options.title @param {() => string} options.says @param {() => string[]} [options.formulas]
  * @param {() => Scene[]} [options.scenes]
  * @param {() => Child} [options.body]      in place of figures
  * @param {boolean} [options.ofCell]      the body speaks of the chosen cell
@@ -35,7 +35,7 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   let upToDate = false;
   const updateText = () => {
     said.replaceChildren();
-    add(said, withRoleColours(says()));
+    add(said, lettered(says()));
     written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
   };
   const fillBody = () => body && hold.replaceChildren(h("div", body()));
@@ -68,21 +68,6 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
       if (ofCell) fillBody();
     },
   };
-}
-
-const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?(?!e)|权重)/i;
-
-/** A sentence with the words query, key, value and weight in their colours. @param {Child} text @returns {Child} */
-function withRoleColours(text) {
-  const match = typeof text === "string" && text.match(ROLE_WORDS);
-  if (!match) return typeof text === "string" ? lettered(text) : text;
-  const [word, ...roles] = match;
-  const [before, after] = [
-    match.input?.slice(0, match.index) ?? "",
-    match.input?.slice(word.length + Number(match.index)),
-  ];
-  const role = ["query", "key", "value", "weights"][roles.findIndex(Boolean)];
-  return [lettered(before), h(`span.num.role-${role}`, word), withRoleColours(after)];
 }
 
 /** One figure with its colour bars, its written-out cell and its table. @param {Pick<Story, "t" | "shell">} story @param {Scene} scene */

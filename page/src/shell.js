@@ -26,10 +26,7 @@ function listenToKeys(keys) {
   });
 }
 
-/**
- * @param {any} header
- * @param {(shell: Shell) => void} draw      called again when language or theme change
- */
+/** @param {any} header @param {(shell: Shell) => void} draw      called again when language or theme change */
 export function openShell(header, draw) {
   /** @type {Language} */
   let language = header.language === "zh" ? "zh" : "en";

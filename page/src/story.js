@@ -2,6 +2,7 @@
 
 import { signed } from "./colour.js";
 import { headOf } from "./head.js";
+import { kept, largestAt, listOf } from "./numbers.js";
 import { unitsFor } from "./scenes.js";
 import { transposed } from "./matrix.js";
 
@@ -22,11 +23,8 @@ export function makeStory(page, shell, state, room, commit) {
     const layer = header.layers[state.layer];
     const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
     const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
-    const headAt = (/** @type {number} */ number) => {
-      const known = heads.get(number) ?? headOf(page, layer, state.batch, number);
-      heads.set(number, known);
-      return known;
-    };
+    const headAt = (/** @type {number} */ number) =>
+      kept(heads, number, () => headOf(page, layer, state.batch, number));
     const head = headAt(state.head);
     const { dk, dv, n, m } = head;
     const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
@@ -35,7 +33,15 @@ export function makeStory(page, shell, state, room, commit) {
     const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
     const layerOutput = () =>
       (output ??= outputOf(headAt, n, dv, /** @type {NumberArray} */ (named("w_o")), named("b_o")));
-    return { layer, named, headAt, head, sizes, hidden: someOf(n, m, hidden) ? hidden : null, layerOutput };
+    return {
+      layer,
+      named,
+      headAt,
+      head,
+      sizes,
+      hidden: most(n, m, (i, j) => Number(hidden(i, j))) ? hidden : null,
+      layerOutput,
+    };
   };
   const first = derived();
   const story = {
@@ -62,7 +68,8 @@ export function makeStory(page, shell, state, room, commit) {
     },
     /** Where no key is chosen, the one with the largest weight. */
     chooseKey() {
-      if (state.key < 0 || state.key >= story.head.m) state.key = strongest(story.head, state.query);
+      if (state.key < 0 || state.key >= story.head.m)
+        state.key = largestAt(listOf(story.head.m, (j) => story.head.weights(state.query, j)));
     },
     ...first,
   };
@@ -81,19 +88,6 @@ function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
     if (bias) for (let c = 0; c < wide; c++) output[i * wide + c] += bias.data[c];
   }
   return output;
-}
-
-/** The key with the largest weight. @param {ReturnType<typeof headOf>} head @param {number} query */
-function strongest(head, query) {
-  let best = 0;
-  for (let j = 1; j < head.m; j++) if (head.weights(query, j) > head.weights(query, best)) best = j;
-  return best;
-}
-
-/** @param {number} rows @param {number} cols @param {Test} is */
-function someOf(rows, cols, is) {
-  for (let i = 0; i < rows; i++) for (let j = 0; j < cols; j++) if (is(i, j)) return true;
-  return false;
 }
 
 /** @param {number} i */

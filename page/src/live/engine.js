@@ -3,6 +3,7 @@
 import { factor, unchanged } from "../model/attention.js";
 import { likeliest, openModel, sharesOf } from "../model/forward.js";
 import { isUnchanged } from "../address.js";
+import { largest } from "../numbers.js";
 import { causesOf } from "./causes.js";
 
 /** @param {Page} page */
@@ -47,7 +48,7 @@ const SCALED = { none: "S' = S", d_k: "S' = S/d_k" };
 const OVER = { columns: ", each column", all: ", the whole matrix" };
 
 /** What a run takes the place of. @param {any} header */
-export const recordOf = ({ tokens, facts, why, runs, layers }) => ({
+const recordOf = ({ tokens, facts, why, runs, layers }) => ({
   ...{ tokens, facts, why },
   runs: [...runs],
   layers: [...layers],
@@ -72,39 +73,35 @@ function arraysOf(page, at, { x, q, k, v, heads }, n, change) {
   const put = (/** @type {string} */ name, /** @type {number[]} */ shape, /** @type {Numbers} */ data) =>
     page.put(`run.${at}.${name}`, shape, data);
   const rows = Object.entries({ q, k, v }).map(([name, data]) => [name, put(name, [1, count, n, width / count], data)]);
-  const weights = ["q", "k", "v", "o"].flatMap((name) => {
-    const stored = `live.blk.${at}.attn_${name === "o" ? "output" : name}`;
-    return [
-      [`w_${name}`, `${stored}.weight`],
-      [`b_${name}`, `${stored}.bias`],
-    ];
-  });
-  const masked = change.hidden.length + change.cuts.length > 0;
+  const weights = Object.entries({ q: "q", k: "k", v: "v", o: "output" }).flatMap(([letter, name]) =>
+    ["weight", "bias"].map((part) => [`${part[0]}_${letter}`, `live.blk.${at}.attn_${name}.${part}`]),
+  );
+  const scales = new Float32Array(count).fill(factor(change, width / count));
   return {
-    ["x"]: put("x", [1, n, width], x),
     ...Object.fromEntries([...rows, ...weights]),
+    ["x"]: put("x", [1, n, width], x),
     ["logsumexp"]: put("logsumexp", [1, count, n], joined(heads.map(({ sums }) => sums))),
-    ["scale"]: put("scale", [count], new Float32Array(count).fill(factor(change, width / count))),
-    ...(masked && { ["mask"]: put("mask", [1, count, n, n], joined(heads.map(({ seen }) => seen))) }),
+    ["scale"]: put("scale", [count], scales),
+    ...(hides(change) && { ["mask"]: put("mask", [1, count, n, n], joined(heads.map(({ seen }) => seen))) }),
   };
 }
+
+/** Whether a mask is needed. @param {Change} change */
+const hides = ({ hidden, cuts }) => hidden.length + cuts.length > 0;
 
 /** What the last query of each head looks at. @param {LayerRun[]} layers @param {number} n */
 const looksOf = (layers, n) => ({
   query: n - 1,
   heads: layers.map(({ heads }) =>
     heads.map(({ weights }) => {
-      const row = [...weights.subarray((n - 1) * n)].map((weight, key) => [key, weight]);
-      return row
-        .filter(([, weight]) => weight > LOOK)
-        .sort((a, b) => b[1] - a[1])
-        .slice(0, LOOKS);
+      const row = weights.subarray((n - 1) * n);
+      return largest(row, LOOKS, undefined, LOOK).map((key) => [key, row[key]]);
     }),
   ),
 });
 
 /** The likeliest words: text, probability, number, logit, and the probability where nothing is changed. @param {Float32Array} logits @param {(id: number) => string} text @param {Float32Array | null} usual */
-export const nextOf = (logits, text, usual) =>
+const nextOf = (logits, text, usual) =>
   likeliest(logits, NEXT).map(({ id, share }) => [text(id), share, id, logits[id], usual?.[id]]);
 
 /**
@@ -112,43 +109,31 @@ export const nextOf = (logits, text, usual) =>
  * @param {any} facts      what the page says of the run
  * @returns {ReturnType<typeof recordOf>}
  */
-export function documentOf(page, record, run, tokens, change, facts) {
+function documentOf(page, record, run, tokens, change, facts) {
   const n = tokens.length;
-  const size = { queries: n, keys: n };
-  const { causal, temperature, over, scale, hidden, cuts } = change;
-  const changed = (/** @type {any} */ rules) => ({ ...rules, causal, temperature, over });
+  const { causal, temperature, over, scale } = change;
   const stepOf = (/** @type {any} */ step) => {
     const { name, formula } = step;
     if (name === "scaled" && scale !== "sqrt") return { ...step, formula: SCALED[scale] };
-    return name === "weights" && over !== "rows"
-      ? { ...step, formula: formula.replace(", each row", OVER[over]) }
-      : step;
+    if (name === "weights" && over !== "rows") return { ...step, formula: formula.replace(", each row", OVER[over]) };
+    return step;
   };
+  const unknown = { statistics: {}, captions: [], kinds: [], reach: null, largest: null, wide: null };
   const made = run.map((layer, at) => {
-    const arrays = arraysOf(page, at, layer, n, change);
     const [steps, shown] = [record.layers[at], record.runs[0].layers[at]];
-    const off = change.off.filter(([of]) => of === at).map(([, head]) => head);
     const every = [...layer.heads.keys()];
-    const unknown = { statistics: {}, captions: [], kinds: [], reach: null, largest: null, wide: null };
-    const masked = causal || hidden.length + cuts.length > 0;
+    const rules = { ...shown.rules, causal, temperature, over };
+    const both = { queries: n, keys: n, rules, arrays: arraysOf(page, at, layer, n, change) };
+    const off = change.off.filter(([of]) => of === at).map(([, head]) => head);
     return {
-      steps: { ...steps, ...size, arrays, off, rules: changed(steps.rules), steps: steps.steps.map(stepOf) },
-      shown: {
-        ...shown,
-        ...size,
-        ...unknown,
-        arrays,
-        masked,
-        exact: every,
-        key_of: every,
-        rules: changed(shown.rules),
-      },
+      steps: { ...steps, ...both, off, steps: steps.steps.map(stepOf) },
+      shown: { ...shown, ...both, ...unknown, masked: causal || hides(change), exact: every, key_of: every },
     };
   });
-  const looks = looksOf(run, n);
+  const none = { way: null, check: null, kept: null, generated: 0 };
   return {
     tokens,
-    facts: { ...record.facts, way: null, check: null, kept: null, generated: 0, looks, ...facts, live: true },
+    facts: { ...record.facts, ...none, looks: looksOf(run, n), ...facts, live: true },
     why: null,
     runs: [{ ...record.runs[0], tokens, pads: [], layers: made.map(({ shown }) => shown) }],
     layers: made.map(({ steps }) => steps),

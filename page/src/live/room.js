@@ -2,6 +2,7 @@
 
 import { cellHere, fromAddress, isUnchanged, toAddress } from "../address.js";
 import { afterwards } from "../dom.js";
+import { largest } from "../numbers.js";
 import { drawArcs } from "../long/text.js";
 import { engineOf, show } from "./engine.js";
 
@@ -128,11 +129,8 @@ function mark({ hidden, off }) {
 function edges({ row, cell, head, parts }, { cuts }, cut) {
   if (!row) return;
   const { address } = head;
-  const arc = (/** @type {number} */ weight, /** @type {number} */ key) =>
-    /** @type {[number, number]} */ ([key, weight]);
   const here = String([address.layer, address.head, cell.i]);
-  const gone = cuts.filter((each) => String(each.slice(0, 3)) === here).map((each) => arc(0, each[3]));
-  const most = [...row].map(arc).filter(([, weight]) => weight > ARC);
-  most.sort((a, b) => b[1] - a[1]);
-  drawArcs(parts.text, cell.i, [...most.slice(0, ARCS), ...gone], (key) => cut(key, cell.i));
+  const gone = cuts.filter((each) => String(each.slice(0, 3)) === here).map((each) => each[3]);
+  const arcs = [...largest(row, ARCS, undefined, ARC), ...gone].map((key) => [key, gone.includes(key) ? 0 : row[key]]);
+  drawArcs(parts.text, cell.i, /** @type {[number, number][]} */ (arcs), (key) => cut(key, cell.i));
 }

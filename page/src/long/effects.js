@@ -3,7 +3,7 @@
 // the row is normalised anew, or of "moved" the edge's weight goes to the first key, or to a learned sink.
 
 import { dot, logsumexp, MASKED } from "../attention.js";
-import { largestAt } from "../numbers.js";
+import { kept, largestAt } from "../numbers.js";
 
 const KEPT = 2 ** 20; // weights: of heads up to this size effects are kept
 /** What a head has not whose numbers are computed here. */
@@ -21,15 +21,15 @@ const known = new WeakMap();
 export function showing(head, shows) {
   const { computing: c, n, m } = head;
   if (shows === "weights" || !c?.g || !c.rows.v) return head;
-  const made = known.get(head) ?? {};
-  known.set(head, made);
-  const kept = n * m <= KEPT;
-  const rows = new Float32Array(kept ? n * m : m);
+  /** @type {Record<string, Head>} */
+  const made = kept(known, head, () => ({}));
+  const small = n * m <= KEPT;
+  const rows = new Float32Array(small ? n * m : m);
   const there = new Uint8Array(n);
   /** @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place */
   const rowInto = (i, from, to, out, place) => {
-    const row = kept ? rows.subarray(i * m, (i + 1) * m) : rows;
-    if (!kept || !there[i]) effects(head, shows, i, row);
+    const row = small ? rows.subarray(i * m, (i + 1) * m) : rows;
+    if (!small || !there[i]) effects(head, shows, i, row);
     there[i] = 1;
     out.set(row.subarray(from, to), place);
   };

@@ -69,9 +69,7 @@ export function lookAt(source) {
     wide: /** @type {Picture | null} */ (null), // the finer picture, once it is loaded
     queryName: nameOf(queryTexts, offset),
     keyName: nameOf(keyTexts, 0),
-    whole: 1, // the end of the colour scale for the whole head
-    high: 1, // the end of the colour scale
-    inView: n * m > 2 ** 20, // it is that of the rows in view
+    whole: 1, // the end of the colour scale
     view: state.view ?? { y: 0, x: 0, step: 1 },
     cell: { i: state.query, j: Math.max(0, state.key), pinned: state.pinned },
     row: /** @type {Float32Array | null} */ (null), // weights of the chosen query, by key token
@@ -145,7 +143,7 @@ function fetchMore(look) {
     Object.assign(look, survey);
     draw();
   });
-  if (look.inView)
+  if (head.n * head.m > 2 ** 20)
     head.wide().then((wide) => {
       look.wide = wide;
       draw();
@@ -182,10 +180,7 @@ export function refresh(look) {
     hatched && h("span", h("i.hatched"), t("masked cell")),
     nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  const ends = t("ends here", {
-    which: t(look.inView ? "queries in view" : "all queries"),
-    what: t(`shows ${head.shows}`),
-  });
+  const ends = t("ends here", { what: t(`shows ${head.shows}`) });
   const [low, high] = [shade.low ? `≤ ${fmt(shade.low, 3)}` : "0", `≥ ${fmt(shade.high, 3)}`];
   const said = [low, high, nonfinite, ends, head.shows, hatched].join(" ");
   if (parts.scale.dataset.said !== said)

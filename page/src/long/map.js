@@ -6,7 +6,7 @@ import { colour, css, fill, hatching, inkOn, penOn, rgb, signed, weighed } from 
 import { short } from "../numbers.js";
 import { labelOf } from "./said.js";
 import { forbidden } from "./source.js";
-import { forgetWanted, reachOf, SIDE, tileOf } from "./tiles.js";
+import { forgetWanted, SIDE, tileOf } from "./tiles.js";
 import { endOf, filled } from "./view.js";
 
 /** @typedef {{top: number, left: number, weights: Float32Array}} Tile      top, left: its first query and key */
@@ -15,8 +15,8 @@ const COMPUTED = 8; // up to so many weights along a pixel are computed; above, 
 const NUMBERED = 34; // from so many pixels on a cell has its number
 
 /** The colours of the map's values. @param {Look} look */
-export const shadeOf = ({ head, high }) =>
-  head.shows === "weights" ? weighed(high) : signed(head.shows, high, "sqrt");
+export const shadeOf = ({ head, whole }) =>
+  head.shows === "weights" ? weighed(whole) : signed(head.shows, whole, "sqrt");
 
 /**
  * Draw everything; says how many weights a pixel has, whether that is a stored picture's, and how many tiles are missing.
@@ -50,7 +50,6 @@ function drawWeights(pen, look, f) {
   const { view, head } = look;
   const { wide, high } = filled(look, f);
   const level = Math.max(0, Math.floor(Math.log2(view.step * 1.001)));
-  look.high = look.whole;
   forgetWanted();
   const hatch = (pen.fillStyle = hatching(pen));
   pen.fillRect(0, 0, wide, high);
@@ -59,7 +58,6 @@ function drawWeights(pen, look, f) {
     return { rows: Math.ceil(head.n / rows), cols: Math.ceil(head.m / cols), stretched: true, missing: 0 };
   }
   const [there, missing] = tilesInView(look, f, level);
-  if (look.inView && !missing) look.high = reachOf(there.length ? peaksOf(there, level) : []);
   if (missing) drawPicture(pen, look, wide, high);
   const size = (SIDE * 2 ** level) / view.step;
   for (const tile of there) {
@@ -90,26 +88,13 @@ function tilesInView(look, f, level) {
   return [there, missing];
 }
 
-/** The largest weight of each row of pixels in these tiles. @param {Tile[]} tiles @param {number} level */
-function peaksOf(tiles, level) {
-  /** @type {Map<number, number>} */
-  const peaks = new Map([[0, 0]]); // row 0 is left out, in view or not
-  for (const { weights, top } of tiles)
-    for (let index = 0; index < weights.length; index++) {
-      const value = weights[index] === MASKED ? 0 : Math.abs(weights[index]);
-      const row = top / 2 ** level + Math.floor(index / SIDE);
-      if (value > (peaks.get(row) ?? 0)) peaks.set(row, value);
-    }
-  return [...peaks.values()];
-}
-
 /** @type {WeakMap<object, {how: string, sheet: HTMLCanvasElement}>} */
 const sheets = new WeakMap();
 
 /** A tile or a picture in colour, painted where its colours are others than before. @param {object} key @param {Look} look @param {number} wide @param {number} high @param {(pixels: Uint32Array) => void} paint */
 function coloured(key, look, wide, high, paint) {
   const shade = shadeOf(look);
-  const how = [look.high, shade.along(0), shade.along(1), look.head.version].join();
+  const how = [look.whole, shade.along(0), shade.along(1), look.head.version].join();
   const known = sheets.get(key);
   if (known?.how === how) return known.sheet;
   const sheet = fill(wide, high, paint, known?.sheet);

@@ -26,14 +26,11 @@ export const newState = () => ({
 /** A place in a list that goes round. @param {number} address @param {number} size */
 const around = (address, size) => (address < 0 ? size - 1 : address >= size ? 0 : address);
 
-/**
- * What the functions of this module share, from one drawing of the page to the next.
- * @typedef {{page: Page, place: Place, state: Source["state"], shell: Shell, answer: Answer, dive: Source["dive"], front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, again: () => void}} Room      follow: the map goes to the state's cell; again: it is drawn of another run
- */
+/** @typedef {Omit<Source, "head"> & {front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, redo: () => void}} Room      what the functions of this module share, from one drawing of the page to the next; follow: the map goes to the state's cell; redo: it is drawn of another run */
 
 let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn
 
-/** @param {Page} page @param {Place} place */
+/** @param {Page} page @param {Place} place @returns {(shell: Shell, host: HTMLElement, answer: Answer, front: HTMLElement) => void} */
 export function openLong(page, place) {
   const { runs, layers: steps } = page.header;
   const state = newState();
@@ -43,38 +40,39 @@ export function openLong(page, place) {
     Object.assign(state, { statistic: "effect", shows: "contributions" });
   fromLink(state, runs);
   let { version } = page; // that is drawn
-  return (
-    /** @type {Shell} */ shell,
-    /** @type {HTMLElement} */ host,
-    /** @type {Answer} */ answer,
-    /** @type {HTMLElement} */ front,
-  ) => {
+  return (shell, host, answer, front) => {
     const here = h("section.here", { "aria-live": "off" });
     const [pictures, dive, still] = [thumbnails(page), diveRoom(shell), () => {}];
+    const failed = (/** @type {unknown} */ why) => {
+      const reason = why instanceof Error ? why.message : String(why);
+      const said = reason === "ended" ? shell.t("ended") : shell.t("lost", { why: reason });
+      here.replaceChildren(headingOf(room), h("p.warn", { role: "alert" }, said));
+      return null;
+    };
     /** @type {Room} */
-    const room = { page, place, state, shell, answer, dive, front, here, pictures, follow: still, again: still };
-    const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
-    front.hidden = most < 2 && runs.length < 2;
+    const room = {
+      ...{ page, place, state, shell, answer, dive, front, here, pictures, follow: still, redo: still, failed },
+      again: () => openHead(room),
+      pick(address) {
+        state.quiet = false;
+        go(room, address);
+        place.choose("map", state.address);
+      },
+    };
+    front.hidden = Math.max(...runs.map(headsOf)) < 2 && runs.length < 2;
     host.querySelector(".here")?.remove();
     host.append(here);
     if (place.live)
       front.ondblclick = ({ target }) => /** @type {Element} */ (target).closest(".head") && place.live?.turn();
     if (version < page.version) Object.assign(state, { query: place.chosen.query, key: place.chosen.key });
-    const { queries, keys } = runs[state.address.run].layers[state.address.layer];
-    if (state.size !== `${queries} ${keys}`) state.view = null;
-    state.size = `${queries} ${keys}`;
     let drawn = (version = page.version);
-    place.follow("map", ({ chosen: { query, key, ...address } }) => {
+    place.follow("map", ({ chosen: { query, key, run, layer, head } }) => {
       const moves = query !== state.query || key !== state.key;
+      const { address } = state;
       Object.assign(state, { query, key });
-      if (
-        address.run !== state.address.run ||
-        address.layer !== state.address.layer ||
-        address.head !== state.address.head
-      )
-        go(room, address);
+      if (address.run !== run || address.layer !== layer || address.head !== head) go(room, { run, layer, head });
       else if (moves) room.follow();
-      if (version !== page.version) room.again();
+      if (version !== page.version) room.redo();
       version = page.version;
       const waits = front.closest(".stale") && front.querySelector(".squares"); // for what made the answer
       if (drawn === version || isFolded(front) || waits) return;
@@ -100,14 +98,14 @@ function drawFront(room) {
   const statistics = [...(why ? [OFF] : []), PICTURES, ...Object.keys(layers[0].statistics).filter(known)];
   const shown = statistics.includes(state.statistic) ? state.statistic : statistics[0];
   const options = statistics.map((name) => [name, t(name === PICTURES ? "its weights" : name)]);
-  const pickRun = (/** @type {string} */ run) => pick(room, { ...state.address, run: Number(run) });
+  const pickRun = (/** @type {string} */ run) => room.pick({ ...state.address, run: Number(run) });
   const show = (/** @type {string} */ statistic) => {
     state.statistic = statistic;
     drawFront(room);
     byId("statistic")?.focus();
   };
   const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
-    pick(room, { ...state.address, layer, head });
+    room.pick({ ...state.address, layer, head });
   const picks = h(
     "div.picks",
     runs.length > 1 && choice(t("run"), "run", runs.map(nameOfRun), String(state.address.run), pickRun),
@@ -141,22 +139,11 @@ function findField(shell, layers, choose) {
   return h("input", { type: "search", id: "find", placeholder: label, "aria-label": label, oninput });
 }
 
-/** The reader chooses a head. @param {Room} room @param {Address} address */
-function pick(room, address) {
-  room.state.quiet = false;
-  go(room, address);
-  room.place.choose("map", room.state.address);
-}
-
 /** @param {Room} room @param {Address} address */
 function go(room, { run, layer: place, head }) {
-  const { page, state } = room;
-  const { runs } = page.header;
-  const layers = runs[run].layers;
+  const { layers } = room.page.header.runs[run];
   const layer = around(place, layers.length);
-  const before = runs[state.address.run].layers[state.address.layer];
-  state.address = { run, layer, head: around(head, layers[layer].heads.length) };
-  if (before.queries !== layers[layer].queries || before.keys !== layers[layer].keys) state.view = null;
+  room.state.address = { run, layer, head: around(head, layers[layer].heads.length) };
   redrawFront(room);
   showChosen(room.front);
   openHead(room);
@@ -171,30 +158,23 @@ function redrawFront(room) {
 }
 
 /** @param {Room} room */
+function headingOf({ page, state: { address }, shell }) {
+  const { layers } = page.header.runs[address.run];
+  return h("h2", { id: "head" }, nameOfHead(layers, address.layer, address.head, shell.t));
+}
+
+/** @param {Room} room */
 async function openHead(room) {
-  const { page, place, state, shell, here, pictures } = room;
-  const { t } = shell;
+  const { page, state, shell, here } = room;
   const request = ++latest;
-  const { layers } = page.header.runs[state.address.run];
-  const heading = h("h2", { id: "head" }, nameOfHead(layers, state.address.layer, state.address.head, t));
-  const failed = (/** @type {unknown} */ why) => {
-    const reason = why instanceof Error ? why.message : String(why);
-    const said = reason === "ended" ? t("ended") : t("lost", { why: reason });
-    here.replaceChildren(heading, h("p.warn", { role: "alert" }, said));
-    return null;
-  };
-  if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);
-  const head = await headAt(page, state.address).catch(failed);
+  if (!here.firstChild) add(here, [headingOf(room), h("p.says", shell.t("computing"))]);
+  const head = await headAt(page, state.address).catch(room.failed);
   if (request !== latest || !head) return;
   if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   if (state.key >= head.m) state.key = -1;
-  const { answer, dive } = room;
-  const actions = {
-    pick: (/** @type {Address} */ address) => pick(room, address),
-    again: () => openHead(room),
-    failed,
-  };
-  const source = { answer, dive, page, state, place, shell, head, ...actions };
-  await openLook(source, here, heading, (follow, again) => Object.assign(room, { follow, again }));
-  pictures.start();
+  const size = `${head.n} ${head.m}`;
+  if (state.size && state.size !== size) state.view = null;
+  state.size = size;
+  await openLook({ ...room, head }, here, headingOf(room), (follow, redo) => Object.assign(room, { follow, redo }));
+  room.pictures.start();
 }

@@ -3,7 +3,7 @@
 
 import { range, rulesOf } from "../attention.js";
 import { computing } from "../head.js";
-import { largestAt } from "../numbers.js";
+import { kept, largestAt } from "../numbers.js";
 import { load } from "../container.js";
 
 export const LEVELS = 80; // of a pixel
@@ -19,8 +19,7 @@ const opened = new Map();
 /** @param {Page} page @param {Address} address */
 export function headAt(page, address) {
   const key = `${page.version} ${address.run} ${address.layer} ${address.head}`;
-  const head = opened.get(key) ?? openHead(page, address);
-  opened.set(key, head);
+  const head = kept(opened, key, () => openHead(page, address));
   if (opened.size > 12) opened.delete(/** @type {string} */ (opened.keys().next().value));
   return head;
 }

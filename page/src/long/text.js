@@ -3,7 +3,7 @@
 import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
 import { add, h, scrollWithin, svg } from "../dom.js";
-import { listOf, spelled } from "../numbers.js";
+import { kept, listOf, spelled } from "../numbers.js";
 import { follow, jump } from "./look.js";
 import { rowOf } from "./source.js";
 
@@ -196,8 +196,7 @@ const places = new WeakMap();
 export function drawArcs(text, query, looks, act = null) {
   const box = text.querySelector(".passage");
   if (!box) return;
-  const known = places.get(box) ?? new Map();
-  places.set(box, known);
+  const known = kept(places, box, () => new Map());
   const topOf = (/** @type {number} */ token) => {
     if (known.has(token)) return known.get(token);
     const corner = box.getBoundingClientRect();

@@ -3,6 +3,7 @@
 
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
+import { kept } from "../numbers.js";
 import { ask } from "./source.js";
 
 /** @typedef {{head: Head, level: number, row: number, col: number}} Wanted      a pixel covers 2^level × 2^level weights */
@@ -27,10 +28,10 @@ export function tileOf(w) {
   const { head, level, row, col } = w;
   const live = head.version > 0; // computed at once: it changes with every frame
   const key = `${Object.values(head.address)} ${live} ${head.shows} ${level} ${row} ${col}`;
-  const kept = done.get(key);
-  if (kept && (!live || kept.head === head)) return keep(key, head, kept.tile); // the latest used is the last to go
+  const old = done.get(key);
+  if (old && (!live || old.head === head)) return keep(key, head, old.tile); // the latest used is the last to go
   if (live) {
-    const tile = (kept?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
+    const tile = (old?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
     for (let y = 0; y < SIDE; y++) pixelRow(w, y, tile);
     return keep(key, head, tile);
   }
@@ -132,11 +133,7 @@ export function reachOf(peaks) {
 const known = new WeakMap();
 
 /** @param {Head} head */
-export function surveyOf(head) {
-  const made = known.get(head) ?? survey(head);
-  known.set(head, made);
-  return made;
-}
+export const surveyOf = (head) => kept(known, head, () => survey(head));
 
 /** @param {Head} head @returns {Promise<Survey>} */
 async function survey({ computing: c, n, m, small, layer, address }) {

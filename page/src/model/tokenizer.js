@@ -1,5 +1,7 @@
 // The shipped model's tokenizer: byte-level pairs in lower case, as the library `tokenizers` applies tokenizer.json.
 
+import { kept } from "../numbers.js";
+
 const END = "<|endoftext|>";
 const PIECES =
   /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
@@ -24,8 +26,6 @@ export function tokenizerOf(vocabulary, merges) {
 
   /** The tokens of a piece of text. @param {string} piece */
   function tokensOf(piece) {
-    const before = known.get(piece);
-    if (before) return before;
     const parts = Array.from(new TextEncoder().encode(piece), (byte) => SPELLING[byte]);
     for (;;) {
       const rank = (/** @type {number} */ i) => ranks.get(`${parts[i]} ${parts[i + 1]}`) ?? Infinity;
@@ -34,9 +34,7 @@ export function tokenizerOf(vocabulary, merges) {
       if (parts.length < 2 || rank(best) === Infinity) break;
       parts.splice(best, 2, parts[best] + parts[best + 1]);
     }
-    const made = parts.map((part) => /** @type {number} */ (ids.get(part)));
-    known.set(piece, made);
-    return made;
+    return parts.map((part) => /** @type {number} */ (ids.get(part)));
   }
 
   return {
@@ -45,7 +43,10 @@ export function tokenizerOf(vocabulary, merges) {
     encode: (written) =>
       written.split(END).flatMap((between, place) => {
         const lower = Array.from(between, (character) => character.toLowerCase()).join("");
-        return [...(place ? [0] : []), ...(lower.match(PIECES) ?? []).flatMap(tokensOf)];
+        return [
+          ...(place ? [0] : []),
+          ...(lower.match(PIECES) ?? []).flatMap((piece) => kept(known, piece, () => tokensOf(piece))),
+        ];
       }),
   };
 }
