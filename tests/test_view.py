@@ -32,14 +32,19 @@ def matrix():
     return ch.AttentionMatrix(q, k, causal=True, query_offset=M - N)
 
 
-@contextmanager
 def served(matrix):
     """Batch item 1 of a matrix, served: its port, and what ends the server."""
     layer = long.ShownLayer("0", range(4), matrix.part(1))
     run = long.ShownRun("run", [layer], [f" w{place}" for place in range(M)])
     document = long.document([run], title="served", served=True)
+    return listening_to(lambda: document, server.weights_of([run]))
+
+
+@contextmanager
+def listening_to(document, doors):
+    """A server of a page and its doors: its port, and what ends it."""
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
+    config = uvicorn.Config(server.application(document, doors, TOKEN), log_level="error", lifespan="off")
     serving = uvicorn.Server(config)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -73,7 +78,7 @@ def visited(running, port, strict=True):
 
 
 def asked(port, path, body=None, method=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     data = json.dumps(body) if isinstance(body, dict) else body
     connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
     answer = connection.getresponse()

@@ -70,7 +70,12 @@ export function answerRoom(page, shell, live, bar) {
       const rows = choices.map((choice, index) => {
         const same = (/** @type {any} */ each) => each?.text === choice[0];
         const way = same(ways[index]) ? ways[index] : ways.find(same);
-        return rowOf(choice, way?.id, t, live && atEnd ? () => live.type(live.state.text + choice[0]) : null);
+        return rowOf(
+          choice,
+          way?.id,
+          t,
+          live && atEnd && !header.why?.turns.length ? () => live.type(live.state.text + choice[0]) : null,
+        );
       });
       move(list, rows);
       next.replaceChildren(h("h2", atEnd ? t("next") : t("next after", { token: bare(name, 20) })), list);

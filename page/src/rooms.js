@@ -7,24 +7,29 @@ import { h } from "./dom.js";
 import { openLesson } from "./lessons.js";
 import { liveBar } from "./live/bar.js";
 import { openLive } from "./live/room.js";
+import { openServed } from "./live/served.js";
 import { nameOfHead } from "./long/grid.js";
 import { openLong } from "./long/page.js";
 import { mostStructured, newPlace } from "./place.js";
 import { openStory } from "./steps.js";
 
-/** @param {Page} page */
-export function openRooms(page) {
+/** @param {Page} page @param {(page: Page, place: Place) => Live} [served]      what runs the model where the page does not hold it
+ * @returns {(shell: Shell) => void} */
+export function openRooms(page, served) {
   const { header } = page;
   const { runs, layers, learning, why } = header;
   if (learning) return openLesson(page);
+  if (header.serve) return openServed(page, openRooms);
   const place = newPlace(layers ? chosenBySteps(header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
-  const live = header.live ? (place.live = openLive(page, place)) : null;
+  const open = served ?? (header.live && openLive);
+  /** @type {Live | null} */
+  const live = open ? (place.live = open(page, place)) : null;
   /** @type {Record<string, boolean>} */
   const opened = { map: parts().has("at") }; // a link leads to a place on the map
   return (/** @type {Shell} */ shell) => {
-    const answer = answerRoom(page, shell, live, live && liveBar(page, place, live, shell));
+    const answer = answerRoom(page, shell, live, live && (live.bar?.(shell) ?? liveBar(page, place, live, shell)));
     const [below, inner, whose, causes] = [h("div.steps"), h("div.rooms"), h("b"), h("div.causes")];
     const front = h("section.front");
     const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {

@@ -11,6 +11,7 @@ const langOf = (/** @type {Language} */ language) => (language === "zh" ? "zh-Ha
 /** The keys that a focused control uses itself, so that they are no shortcuts there. @param {HTMLElement} target */
 function keysUsedBy(target) {
   if (target.tagName === "SELECT") return /^(Arrow|Enter|Escape|[\w ]$)/;
+  if (target.tagName === "TEXTAREA") return /^/;
   if (target.tagName !== "INPUT") return /^(BUTTON|SUMMARY)$/.test(target.tagName) ? /^(Enter| )$/ : /^$/;
   const { type } = /** @type {HTMLInputElement} */ (target);
   return type === "range" ? /^Arrow/ : type === "checkbox" ? /^ $/ : /^/;

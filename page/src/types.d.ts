@@ -55,7 +55,7 @@ interface Place {
 }
 type Shell = ReturnType<typeof import("./shell.js").openShell>;
 type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
-type Live = ReturnType<typeof import("./live/room.js").openLive>;
+type Live = ReturnType<typeof import("./live/room.js").openLive> & { bar?: (shell: Shell) => HTMLElement };
 
 /** Colours: shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; colour(x) that of a value. */
 interface Shade {

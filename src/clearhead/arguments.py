@@ -139,6 +139,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,
     },
+    "serve": {"--model": _text("PATH|NAME"), "--port": {**_WHOLE, "default": 0}, "--no-open": _FLAG},
     "diagnose": {"file": {**_FILE, "nargs": "?"}, "--json": _FILE},
     "trace": {
         "file": {**_FILE, "nargs": "?"},

@@ -1,4 +1,4 @@
-"""The command line: runs explain, shapes, scale, learn, trace, diagnose, view, bench, info and models.
+"""The command line: runs explain, shapes, scale, learn, trace, diagnose, view, serve, bench, info and models.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -206,7 +206,7 @@ def _view(options: argparse.Namespace) -> int:
     try:
         from clearhead.view import server
     except ImportError as error:
-        what = f"view needs Starlette and Uvicorn, which are not installed ({error})."
+        what = f"{options.command} needs Starlette and Uvicorn, which are not installed ({error})."
         raise MissingExtraError(what, 'pip install "clearhead[view]"') from None
 
     def say(address: str) -> None:
@@ -217,13 +217,30 @@ def _view(options: argparse.Namespace) -> int:
             webbrowser.open(address)
 
     with server.listen(options.port) as listening:
-        if options.text_file is None:
-            raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
-        runs = [_ran(options.model, read_text(options.text_file))]
-        document = _document(options, runs, options.text_file, served=True)
+        parts = (_any_text if options.command == "serve" else _long_text)(options)
         with suppress(KeyboardInterrupt):  # the way to end it
-            server.serve(document, runs, say, listening)
+            server.serve(say, listening, **parts)
     return 0
+
+
+def _long_text(options: argparse.Namespace) -> dict[str, Any]:
+    """Run a text for the page of every head, whose weights the server computes."""
+    from clearhead.view.server import weights_of
+
+    if options.text_file is None:
+        raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
+    runs = [_ran(options.model, read_text(options.text_file))]
+    document = _document(options, runs, options.text_file, served=True)
+    return {"document": lambda: document, "doors": weights_of(runs)}
+
+
+def _any_text(options: argparse.Namespace) -> dict[str, Any]:
+    """Load a model for the page to type in, whose questions the server answers."""
+    from clearhead.explaining import serving
+    from clearhead.models.finding import SHIPPED_HERE, load_model
+
+    served = serving.Served(options.model or SHIPPED_HERE, load_model(options.model), options.lang)
+    return {"document": partial(serving.page, served), "work": partial(serving.run, served)}
 
 
 def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *, served: bool = False) -> Any:
@@ -343,6 +360,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,
+    "serve": _view,
     "bench": _bench,
     "info": _info,
     "models": _models,

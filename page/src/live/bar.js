@@ -7,16 +7,17 @@ import { unchanged } from "../model/attention.js";
 
 const PAUSE = 150; // milliseconds between words that are written on
 
+/** A button with its key; it stays where its words change. @param {Shell["key"]} key @param {string} sign @param {() => void} act @param {string} [said] */
+export function button(key, sign, act, said) {
+  const words = h("span", said);
+  key(sign, act);
+  return { words, element: h("button", { onclick: act, "aria-keyshortcuts": sign }, words, " ", h("kbd", sign)) };
+}
+
 /** @param {Page} page @param {Place} place @param {Live} live @param {Shell} shell */
 export function liveBar({ header }, place, live, shell) {
   const { t, key } = shell;
   const { state } = live;
-  /** A button with its key; it stays where its words change. @param {string} sign @param {() => void} act @param {string} [said] */
-  function button(sign, act, said) {
-    const words = h("span", said);
-    key(sign, act);
-    return { words, element: h("button", { onclick: act, "aria-keyshortcuts": sign }, words, " ", h("kbd", sign)) };
-  }
   const oninput = () => {
     state.writing = false;
     live.type(box.value);
@@ -30,10 +31,14 @@ export function liveBar({ header }, place, live, shell) {
     if (word) live.type(state.text + word);
     if (state.writing) setTimeout(() => state.writing && goOn(true), PAUSE);
   };
-  const next = button("g", () => goOn(false), t("try next"));
-  const write = button("w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
-  const [strike, cut, off] = [button("x", live.strike), button("c", () => live.cut()), button("h", live.turn)];
-  const back = button("r", () => live.change(unchanged()), t("as it was"));
+  const next = button(key, "g", () => goOn(false), t("try next"));
+  const write = button(key, "w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
+  const [strike, cut, off] = [
+    button(key, "x", live.strike),
+    button(key, "c", () => live.cut()),
+    button(key, "h", live.turn),
+  ];
+  const back = button(key, "r", () => live.change(unchanged()), t("as it was"));
   const controls = changeControls(shell, () => state.change, live.change);
   const said = h("p.ribbon", { role: "status" });
   key("t", () => box.focus());

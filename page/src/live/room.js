@@ -115,7 +115,7 @@ export function openLive(page, place) {
 }
 
 /** Marks hidden words and heads that are off. @param {Change} change */
-function mark({ hidden, off }) {
+export function mark({ hidden, off }) {
   const marked = (/** @type {string} */ what, /** @type {string} */ place, /** @type {any[]} */ list) => {
     const places = new Set(list.map((each) => [each].flat().join(" ")));
     for (const each of document.querySelectorAll(what))

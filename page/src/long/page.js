@@ -63,7 +63,9 @@ export function openLong(page, place) {
     host.querySelector(".here")?.remove();
     host.append(here);
     if (place.live)
-      front.ondblclick = ({ target }) => /** @type {Element} */ (target).closest(".head") && place.live?.turn();
+      // no dblclick comes where the first click draws the heads anew
+      front.onclick = ({ target, detail }) =>
+        detail === 2 && /** @type {Element} */ (target).closest(".head") && place.live?.turn();
     if (version < page.version) Object.assign(state, { query: place.chosen.query, key: place.chosen.key });
     let drawn = (version = page.version);
     place.follow("map", ({ chosen: { query, key, run, layer, head } }) => {

@@ -20,7 +20,7 @@ from clearhead.models.tokenizer import Reading, check_unicode
 from clearhead.spelling import cut
 from clearhead.watching.pieces import words
 
-_REPLY, WORD = 24, 8  # tokens of a reply, and of a word, at most
+REPLY, WORD = 24, 8  # tokens of a reply, and of a word, at most
 _LIKELY, _CHECKED = 200, 6  # likeliest tokens that may be the rival, and how many of them are checked for fragments
 
 
@@ -106,7 +106,7 @@ def said_by(
     said = answer
     if not isinstance(said, str):
         ids = [token.id for token in reading.tokens] + ([] if said is None else [said])
-        made = model.generate(ids, most or _REPLY, each, ends=True, run=run)
+        made = model.generate(ids, most or REPLY, each, ends=True, run=run)
         said = ("" if said is None else model.tokenizer.text(said)) + model.tokenizer.decoded(made)
     if word is None:
         return reading, said or None

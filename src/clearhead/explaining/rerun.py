@@ -243,7 +243,7 @@ def _less(based: Based, rest: Rest, layer: int, head: int, query: int | None = N
     ran, row = run.attended(layer, start)
     output = ran.heads[head, row : row + size]
     moved = -output
-    if query is not None and (query not in rows or (query > rows.start and based.target.sign < 0)):
+    if query is not None and (query >= rows.stop or (query > rows.start and based.target.sign < 0)):
         start, moved = rows.stop - 1, np.zeros_like(output)
     elif query is not None:
         values = ran.v[head // group_size(len(ran.q), len(ran.v))]

@@ -24,6 +24,7 @@ from clearhead.models.families import NotInNumPyError
 if TYPE_CHECKING:
     from clearhead.models.hub import HubModel
 
+SHIPPED_HERE = "(the shipped model)"  # its name in lists
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB = re.compile(r"(hf:|(https?://)?(www\.)?(hf|huggingface)\.co/)")  # may stand before a name of the Hugging Face hub
 _OLLAMA_MODEL, _OLLAMA_ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
@@ -189,7 +190,7 @@ def models_here() -> list[dict[str, Any]]:
     with suppress(FileError):
         here.insert(0, ("smollm2", _smollm2(), ""))
     shipped = Path(model.__file__).parent / model.SHIPPED
-    return [_listed(*each) for each in (("(the shipped model)", shipped, ""), *here)]
+    return [_listed(*each) for each in ((SHIPPED_HERE, shipped, ""), *here)]
 
 
 def _listed(name: str, place: Path, reason: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def html(document: Document) -> str:
 def policy(document: Document) -> str:
     """Write the Content-Security-Policy: only this program and style; no network, or only the page's own server."""
     kind = document.header["kind"]
-    connect = "connect-src 'self'; " if document.header.get("served") else ""
+    connect = "connect-src 'self'; " if document.header.get("served") or "serve" in document.header else ""
     return (
         f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'; style-src '{_hash(_asset(f'{kind}.css'))}'; "
         f"{connect}base-uri 'none'; form-action 'none'"

@@ -1,12 +1,18 @@
-"""Serves the long view for `clearhead view`, with every weight computed on request, to this machine only.
+"""The server of `clearhead view` and `clearhead serve`: a page, and what it asks for, to this machine only.
 
 It listens on loopback under a secret path, and refuses requests from other pages by their Host and Origin.
 """
 
+import asyncio
 import json
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event, Thread
+from types import MappingProxyType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,8 +20,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clearhead.errors import ClearheadError, SelectionError
 from clearhead.view import page
@@ -23,13 +30,16 @@ from clearhead.view.answers import ANSWERS, answer
 from clearhead.view.container import Document
 from clearhead.view.long import ShownRun
 
+_MOST = 2**18  # bytes of a request
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
+Door = Callable[[Any], Awaitable[ASGIApp]]  # from what is asked, any JSON, to the response
+Tell = Callable[[dict[str, Any]], None]  # sends a line to the page
+Work = Callable[[Any, Tell, Callable[[range], Iterable[int]]], None]  # what a page asks for; iterates over its steps
 
-def application(document: Document, runs: Sequence[ShownRun], token: str) -> Starlette:
-    """Serve the page at /token/, and its requests (view/answers.py) at /token/tile, /row and /column."""
-    text = page.html(document)
-    headers = {**_HEADERS, "content-security-policy": f"{page.policy(document)}; frame-ancestors 'none'"}
+
+def application(document: Callable[[], Document], doors: Mapping[str, Door], token: str) -> Starlette:
+    """The page at /token/, and what it requests at /token/ and the name of a door."""
 
     def refused(request: Request) -> Response | None:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
@@ -40,24 +50,117 @@ def application(document: Document, runs: Sequence[ShownRun], token: str) -> Sta
         return None
 
     async def show(request: Request) -> Response:
-        return refused(request) or HTMLResponse(text, headers=headers)
-
-    async def weights(request: Request) -> Response:
         if refusal := refused(request):
             return refusal
-        if (what := request.path_params["what"]) not in ANSWERS:
+        made = await run_in_threadpool(document)
+        policy = {"content-security-policy": f"{page.policy(made)}; frame-ancestors 'none'"}
+        return HTMLResponse(page.html(made), headers=_HEADERS | policy)
+
+    async def open_door(request: Request) -> ASGIApp:
+        if refusal := refused(request):
+            return refusal
+        if (door := doors.get(request.path_params["what"])) is None:
             return _said(404, "there is nothing here")
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MOST:
+                return _said(413, f"the request is longer than {_MOST} bytes")
         try:
-            asked = json.loads(await request.body())
-            data = await run_in_threadpool(answer, what, asked, runs)
+            return await door(json.loads(body))
         except ClearheadError as error:
             return _said(400, error.what)
         except (ValueError, RecursionError):  # RecursionError: very deeply nested lists
             return _said(400, "the request is not JSON")
+
+    routes = [Route("/{token}/", show, methods=["GET"]), Route("/{token}/{what}", open_door, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1"])])
+
+
+def weights_of(runs: Sequence[ShownRun]) -> dict[str, Door]:
+    """The doors of `clearhead view`: /tile, /row and /column give weights (view/answers.py)."""
+
+    async def weights(what: str, asked: Any) -> Response:
+        data = await run_in_threadpool(answer, what, asked, runs)
         return Response(data, media_type="application/octet-stream", headers=_HEADERS)
 
-    routes = [Route("/{token}/", show, methods=["GET"]), Route("/{token}/{what}", weights, methods=["POST"])]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1"])])
+    return {what: partial(weights, what) for what in ANSWERS}
+
+
+class _StoppedError(Exception):
+    """A run is not wanted any more."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """One run at a time, in a thread, whose lines go to the page that asked; a page's next one ends its last one."""
+
+    work: Work
+    ending: Callable[[], bool] = lambda: False  # the server is about to end
+    page: str = ""
+    stop: Event = field(default_factory=Event)
+    thread: Thread | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, asked: Any) -> ASGIApp:
+        """Begin what a page asks for, and send its lines of JSON as they come.
+
+        The run ends at its next step once the page is gone. Raises SelectionError for what names no page.
+        """
+        if not isinstance(asked, dict) or not isinstance(asked.get("page"), str):
+            raise SelectionError("expected an object with the name of its page.")
+        async with self.turn:
+            if self.thread is not None and self.thread.is_alive():
+                if asked["page"] != self.page and not self.stop.is_set():
+                    return _said(409, "another page's run is not done yet: one at a time")
+                self.stop.set()
+                await run_in_threadpool(self.thread.join)
+            lines, loop = asyncio.Queue[bytes | None](), asyncio.get_running_loop()
+            self.page, self.stop = asked["page"], Event()
+
+            def put(line: bytes | None) -> None:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+
+            self.thread = Thread(target=self._begin, args=(asked, self.stop, put))
+            self.thread.start()
+        return _sent(lines, self.stop)
+
+    def _begin(self, asked: Any, stop: Event, put: Callable[[bytes | None], object]) -> None:
+        def tell(line: dict[str, Any]) -> None:
+            put(json.dumps(line).encode() + b"\n")
+
+        def steps(numbers: range) -> Iterator[int]:
+            for number in numbers:
+                if stop.is_set() or self.ending():
+                    raise _StoppedError
+                yield number
+
+        try:
+            self.work(asked, tell, steps)
+        except ClearheadError as error:
+            tell({"error": error.one_line()})
+        except MemoryError:
+            tell({"error": "there is not enough memory for this."})
+        except _StoppedError:
+            tell({"error": "the run was stopped."})
+        finally:
+            put(None)
+
+
+def _sent(lines: "asyncio.Queue[bytes | None]", stop: Event) -> ASGIApp:
+    """A response of lines; `stop` is set when they are sent, or nobody takes them any more."""
+
+    async def each() -> AsyncIterator[bytes]:
+        while (line := await lines.get()) is not None:
+            yield line
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await StreamingResponse(each(), media_type="application/x-ndjson", headers=_HEADERS)(scope, receive, send)
+        finally:
+            stop.set()
+
+    return respond
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -72,12 +175,20 @@ def listen(port: int = 0) -> socket.socket:
         ) from None
 
 
-def serve(document: Document, runs: Sequence[ShownRun], say: Callable[[str], None], listening: socket.socket) -> None:
-    """Serve until interrupted; call `say` with the address."""
+def serve(
+    say: Callable[[str], None],
+    listening: socket.socket,
+    document: Callable[[], Document],
+    doors: Mapping[str, Door] = MappingProxyType({}),
+    work: Work | None = None,
+) -> None:
+    """Serve a page, its doors and at /run some work, until interrupted; `say` is called with the address."""
     token = secrets.token_urlsafe(24)
+    running = {} if work is None else {"run": Desk(work, lambda: server.should_exit).run}
+    app = application(document, {**doors, **running}, token)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
     say(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
-    config = uvicorn.Config(application(document, runs, token), log_level="warning", lifespan="off", access_log=False)
-    uvicorn.Server(config).run(sockets=[listening])
+    server.run(sockets=[listening])
 
 
 def _said(status: int, words: str) -> Response:
