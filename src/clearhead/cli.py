@@ -239,7 +239,9 @@ def _any_text(options: argparse.Namespace) -> dict[str, Any]:
     from clearhead.explaining import serving
     from clearhead.models.finding import SHIPPED_HERE, load_model
 
-    served = serving.Served(options.model or SHIPPED_HERE, load_model(options.model), options.lang)
+    served = serving.Served(
+        options.model or SHIPPED_HERE, load_model(options.model), options.lang, first=options.model or ""
+    )
     return {"document": partial(serving.page, served), "work": partial(serving.run, served)}
 
 

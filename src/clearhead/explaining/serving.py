@@ -35,13 +35,12 @@ class Served:
     language: Language
     found: Explanation | None = None
     number: int = 0  # of that answer
+    first: str = ""  # the name of --model, which may be a path
 
 
 def page(served: Served) -> Document:
     """The page before anything is asked: the models on this machine and the one that runs."""
-    here = [{name: each[name] for name in ("name", "size", "reason")} for each in models_here()]
-    if all(each["name"] != served.name for each in here):
-        here.insert(0, {"name": served.name, "size": "", "reason": ""})
+    here = [{name: each[name] for name in ("name", "size", "reason")} for each in _here(served)]
     words = {each: {"page": {key: said[each] for key, said in table("page_steps").items()}} for each in LANGUAGES}
     serve = {"models": here, "model": served.name, "shipped": SHIPPED_HERE}
     return Document({**opening([], "clearhead", served.language), "serve": serve, "words": words}, {})
@@ -64,7 +63,8 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     model, text = _model(served, asked.get("model")), _text(asked, "text")
     answer, against = (_text(asked, name) if asked.get(name) is not None else None for name in ("answer", "against"))
     chat = model.tokenizer.template is not None
-    prompt = [*_list(asked, "before"), {"role": "user", "content": text}] if chat else text
+    before = asked.get("before") or []
+    prompt = [*(before if isinstance(before, list) else [before]), {"role": "user", "content": text}] if chat else text
     if answer is None:
         said = _said(model, read(model, prompt), tell, each)
         answer = said if chat and said else None
@@ -81,10 +81,16 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     tell({"page": texts, "number": served.number, "chat": chat})
 
 
+def _here(served: Served) -> list[dict[str, Any]]:
+    """The models on this machine, and before them that of --model where it is none of these."""
+    here, first = models_here(), served.first or SHIPPED_HERE
+    return [*[{"name": first, "size": "", "reason": ""}][any(each["name"] == first for each in here) :], *here]
+
+
 def _model(served: Served, name: Any) -> LanguageModel:
     """The model of this name, loaded in place of the other one. Raises SelectionError for one that is not listed."""
     if name not in (None, served.name):
-        if name not in [each["name"] for each in models_here() if not each["reason"]]:
+        if name not in [each["name"] for each in _here(served) if not each["reason"]]:
             raise SelectionError(f"{name!r} is none of the models on this machine.")
         served.model, served.name = None, name
     if served.model is None:
@@ -178,10 +184,4 @@ def _places(value: Any, name: str, sizes: list[int]) -> list[int]:
 def _text(asked: dict[str, Any], name: str) -> str:
     if not isinstance(value := asked.get(name), str) or not value.strip():
         raise SelectionError(expected(name, value, "a text that is not empty"))
-    return value
-
-
-def _list(asked: dict[str, Any], name: str) -> list[Any]:
-    if not isinstance(value := asked.get(name, []), list):
-        raise SelectionError(expected(name, value, "a list of messages"))
     return value

@@ -1,4 +1,4 @@
-"""The server of `clearhead view` and `clearhead serve`: a page, and what it asks for, to this machine only.
+"""Serves the pages of `clearhead view` and `clearhead serve`, and what they ask for, to this machine only.
 
 It listens on loopback under a secret path, and refuses requests from other pages by their Host and Origin.
 """
@@ -39,7 +39,7 @@ Work = Callable[[Any, Tell, Callable[[range], Iterable[int]]], None]  # what a p
 
 
 def application(document: Callable[[], Document], doors: Mapping[str, Door], token: str) -> Starlette:
-    """The page at /token/, and what it requests at /token/ and the name of a door."""
+    """Serve the page at /token/, and each door at /token/ and its name."""
 
     def refused(request: Request) -> Response | None:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
@@ -78,7 +78,7 @@ def application(document: Callable[[], Document], doors: Mapping[str, Door], tok
 
 
 def weights_of(runs: Sequence[ShownRun]) -> dict[str, Door]:
-    """The doors of `clearhead view`: /tile, /row and /column give weights (view/answers.py)."""
+    """Return the doors of `clearhead view`: /tile, /row and /column give weights (view/answers.py)."""
 
     async def weights(what: str, asked: Any) -> Response:
         data = await run_in_threadpool(answer, what, asked, runs)
@@ -88,24 +88,24 @@ def weights_of(runs: Sequence[ShownRun]) -> dict[str, Door]:
 
 
 class _StoppedError(Exception):
-    """A run is not wanted any more."""
+    """Nobody wants the run any more."""
 
 
 @dataclass(slots=True)
 class Desk:
-    """One run at a time, in a thread, whose lines go to the page that asked; a page's next one ends its last one."""
+    """Runs one piece of work at a time, in a thread; what a page asks for ends what it asked for before."""
 
     work: Work
-    ending: Callable[[], bool] = lambda: False  # the server is about to end
+    ending: Callable[[], bool] = lambda: False  # will the server end?
     page: str = ""
     stop: Event = field(default_factory=Event)
     thread: Thread | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, asked: Any) -> ASGIApp:
-        """Begin what a page asks for, and send its lines of JSON as they come.
+        """Begin what a page asks for, and send its lines of JSON as they come; without a reader it ends soon.
 
-        The run ends at its next step once the page is gone. Raises SelectionError for what names no page.
+        Raises SelectionError for a request that names no page.
         """
         if not isinstance(asked, dict) or not isinstance(asked.get("page"), str):
             raise SelectionError("expected an object with the name of its page.")
@@ -116,16 +116,27 @@ class Desk:
                 self.stop.set()
                 await run_in_threadpool(self.thread.join)
             lines, loop = asyncio.Queue[bytes | None](), asyncio.get_running_loop()
-            self.page, self.stop = asked["page"], Event()
 
             def put(line: bytes | None) -> None:
                 loop.call_soon_threadsafe(lines.put_nowait, line)
 
-            self.thread = Thread(target=self._begin, args=(asked, self.stop, put))
+            self.page, self.stop = asked["page"], (stop := Event())
+            self.thread = Thread(target=self._begin, args=(asked, stop, put))
             self.thread.start()
-        return _sent(lines, self.stop)
 
-    def _begin(self, asked: Any, stop: Event, put: Callable[[bytes | None], object]) -> None:
+        async def each() -> AsyncIterator[bytes]:
+            while (line := await lines.get()) is not None:
+                yield line
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await StreamingResponse(each(), headers=_HEADERS)(scope, receive, send)
+            finally:
+                stop.set()
+
+        return respond
+
+    def _begin(self, asked: Any, stop: Event, put: Callable[[bytes | None], None]) -> None:
         def tell(line: dict[str, Any]) -> None:
             put(json.dumps(line).encode() + b"\n")
 
@@ -139,28 +150,13 @@ class Desk:
             self.work(asked, tell, steps)
         except ClearheadError as error:
             tell({"error": error.one_line()})
-        except MemoryError:
-            tell({"error": "there is not enough memory for this."})
         except _StoppedError:
             tell({"error": "the run was stopped."})
+        except BaseException as error:
+            tell({"error": f"{type(error).__name__}: {error}"})
+            raise  # which prints it where the server runs
         finally:
             put(None)
-
-
-def _sent(lines: "asyncio.Queue[bytes | None]", stop: Event) -> ASGIApp:
-    """A response of lines; `stop` is set when they are sent, or nobody takes them any more."""
-
-    async def each() -> AsyncIterator[bytes]:
-        while (line := await lines.get()) is not None:
-            yield line
-
-    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await StreamingResponse(each(), media_type="application/x-ndjson", headers=_HEADERS)(scope, receive, send)
-        finally:
-            stop.set()
-
-    return respond
 
 
 def listen(port: int = 0) -> socket.socket:
