@@ -89,13 +89,12 @@ def test_an_edge_before_the_answer_is_cut_as_change_cuts_it(port):
     text, model = a_text(), ch.load_model()
     last = lines_of(port, text=text)[-1]
     found, rng = ch.explain(text), fresh()
-    query = int(rng.integers(1, len(found.tokens) - 1))
+    query, target = int(rng.integers(1, len(found.tokens) - 1)), found.again.based[0].target
     layer, head, key = int(rng.integers(2)), int(rng.integers(8)), int(rng.integers(1, query + 1))  # never the first
     rest = {"rest": found.again.rest} if found.again.rest == "first" else {}
     with ch.change(model, ch.cut(queries=query, keys=key, layers=[layer], heads=[head], **rest)):
-        run = model.run(text)
-    target = found.again.based[0].target
-    expected = target.value(np.asarray(run.logits[-1:]))[0] - found.value
+        run = model.run(target.ids)
+    expected = target.value(np.asarray(run.logits[target.rows.start :]))[0] - found.value
     cut = lines_of(port, number=last["number"], edge=[layer, head, query, key])[-1]["without"]
     assert (cut["truth"], cut["estimate"]) == (pytest.approx(expected, abs=1e-4), None)
 
