@@ -114,9 +114,7 @@ def test_a_saved_weights_arithmetic_ends_at_the_output(dtype, room, tmp_path):
     page.write(place, lambda: long.document([run], room=room))
     cells = [[int(rng.integers(H if room > 1 else 1)), int(rng.integers(n)), int(rng.integers(m))] for _ in range(20)]
     truth = ch.trace(q, k, v, **rules)
-    for (head, i, j), result in zip(
-        cells, in_node(CHECK / "head.js", place, "cells", json.dumps(cells)), strict=True
-    ):
+    for (head, i, j), result in zip(cells, in_node(CHECK / "head.js", place, "cells", json.dumps(cells)), strict=True):
         if not rules["mask"][i].any():
             continue
         weight = truth.weights[batch, head, i, j]
