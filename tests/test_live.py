@@ -94,8 +94,9 @@ def layers_of(model, ids, change):
     """Each layer's weights, and the stream after it."""
     n, decoder, inputs = len(ids), model.decoder, model.decoder.inputs(ids)
     stream = decoder.embedded([model.tokenizer.neutral, *ids[1:]] if 0 in change.hidden else ids)
+    turns = decoder.turns(np.arange(n))
     for layer in range(2):
-        run = decoder.layer(layer, stream, {}, [])
+        run = decoder.layer(layer, stream, turns[layer], {}, [])
         seen = np.repeat(np.tri(n, dtype=bool)[None] | (not change.causal), 8, axis=0)
         seen &= ~np.isin(np.arange(n), [key for key in change.hidden if key]) | np.eye(n, dtype=bool)
         for _, head, i, j in (cut for cut in change.cuts if cut[0] == layer):
