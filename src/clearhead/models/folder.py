@@ -257,7 +257,7 @@ def check_folder(place: Path) -> None:
     if os.path.isfile(place / "adapter_config.json"):
         what = f"{place} has an adapter (such as LoRA), and adapters are not supported."
         raise FileError(what, "merge it with peft's PeftModel.merge_and_unload(), and save the merged model.")
-    if (files := sorted(path.name for path in place.glob("*.gguf"))) and not os.path.isfile(place / "config.json"):
+    if (files := sorted(map(str, place.glob("*.gguf")))) and not os.path.isfile(place / "config.json"):
         raise FileError(f"{place} has GGUF files and no config.json.", f"name one of the files: {', '.join(files)}")
 
 

@@ -62,7 +62,7 @@ class Tokenizer:
         """
         read = read_messages(messages)
         if self.template is None:
-            raise RuleError(f"{self.name} has no chat template.", "give it a plain text, or use a chat model.")
+            raise RuleError(f"{self.name} has no chat template.", "give it a plain text, or use a chat model: smollm2.")
         for message in read:
             check_unicode("text", message["content"])
         text, turns, dated = rendered(self.template, read, self.name, self.words)
