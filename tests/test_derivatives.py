@@ -212,7 +212,7 @@ def test_transformers_gives_the_same_tokens_and_logits(rhymes, text):
 def test_texts_that_do_not_fit_the_model_are_refused(rhymes):
     with pytest.raises(ShapeError, match="the text is empty"):
         rhymes.tokenizer.tokens("")
-    with pytest.raises(ShapeError, match=r"the text has \d+ tokens but the model has 256 positions"):
+    with pytest.raises(ShapeError, match=r"the text has \d+ tokens, but the model has 256 positions"):
         rhymes.tokenizer.tokens("a " * 300)
     assert len(rhymes.tokenizer.tokens("a" + " a" * 255)) == 256
 
@@ -236,7 +236,7 @@ def rewrite(place, **changes):
         (lambda d: rewrite(d, n_inner=100), "has shape"),
         (lambda d: rewrite(d, activation_function="swish9"), "activation_function 'swish9' is unknown"),
         (lambda d: rewrite(d, add_cross_attention=True), "add_cross_attention"),
-        (lambda d: rewrite(d, n_layer=10**9), "it says 1,000,000,000 layers: expected at most 4,096"),
+        (lambda d: rewrite(d, n_layer=10**9), "it has 1,000,000,000 layers: expected at most 4,096"),
         (lambda d: rewrite(d, n_embd=10**6, n_head=16), "its sizes ask for"),
         (lambda d: rewrite(d, n_embd=10**11, n_head=1), "heads are 100,000,000,000 wide: expected at most 65,536"),
         (lambda d: rewrite(d, vocab_size=10**12), "its sizes ask for (1000000000000, 512)"),
