@@ -140,13 +140,19 @@ class Weights:
 
     stored: Mapping[str, Stored]
     dtype: type[np.floating[Any]] = np.float32
+    vectors: dict[str, Array] = field(default_factory=dict)  # of norms and biases, which every token needs
 
     def __contains__(self, name: object) -> bool:
         return name in self.stored
 
     def __getitem__(self, name: str) -> Array:
         """Return a tensor, (d_out, d_in) or (d,), unpacked."""
-        return self.stored[name].rows(dtype=self.dtype)
+        made = self.vectors.get(name)
+        if made is None:
+            made = self.stored[name].rows(dtype=self.dtype)
+            if made.ndim == 1:
+                made = self.vectors[name] = made.copy()
+        return made
 
     def get(self, name: str) -> Array | None:
         """Return the tensor, or None if the model has none of this name."""
