@@ -132,8 +132,8 @@ def test_a_text_of_twelve_lines_takes_few_short_passes(monkeypatch):
     parts = [(start, start + len(line)) for start, line in zip(starts, lines, strict=False)]
     found = ch.explain(text, parts=parts)
     assert len(found.parts) == 12
-    assert len(passes) <= 17
-    assert sum(passes) <= 33 * len(found.tokens)
+    assert len(passes) <= 15
+    assert sum(passes) <= 26 * len(found.tokens)
 
 
 def printed(seen, language):
