@@ -9,7 +9,7 @@ before that one are taken from the base run.
 
 With y a function of the logits, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and g_i = ∂y/∂o_i, the
 effects of one layer are `A.contributions(v, g)` and `A.cut_effects(v, g)`. An engine differentiates attention, so a
-layer takes O(tokens) memory; the rest of a layer is computed again on the way back.
+layer takes O(tokens) memory; what is not kept of a layer is computed again on the way back.
 """
 
 from collections.abc import Iterator, Sequence
