@@ -4,12 +4,11 @@
 //   node page/check/head.js page.html cells '[[head, query, key], …]'                the arithmetic of cells
 //   node page/check/head.js page.html tiles '[{"layer": 0, "head": 0, "level": 1, "row": 0, "col": 0}]'
 import { readFileSync } from "node:fs";
-import { openPage } from "../src/container.js";
+import { load, openPage } from "../src/container.js";
 import { headOf } from "../src/head.js";
 import { headAt } from "../src/long/source.js";
 import { pixelRow, SIDE } from "../src/long/tiles.js";
 import { listOf } from "../src/numbers.js";
-import { load } from "../src/packed.js";
 
 globalThis.requestAnimationFrame = (then) => setTimeout(then);
 const [, , path, what, wanted = "[]"] = process.argv;

@@ -57,8 +57,7 @@ const numbers = (name, by) => (parts().get(name) ?? "").split(by).map(Number);
 /** The query and the key that the address names. */
 export const cellHere = () => numbers("cell", ".");
 
-/** @param {any} state @param {any[]} runs */
-export function fromLink(state, runs) {
+export function fromLink(/** @type {any} */ state, /** @type {any[]} */ runs) {
   const now = parts();
   const [run, layer, head] = numbers("at", ".");
   if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
@@ -109,5 +108,4 @@ export function fromAddress(text) {
 /** The step that the address names. */
 export const stepHere = () => [...parts().keys()].find((name) => name.startsWith("step-"))?.replace("step-", "");
 
-/** @param {string} step */
-export const toStep = (step) => write({ [`step-${stepHere()}`]: null, [`step-${step}`]: "" });
+export const toStep = (/** @type {string} */ step) => write({ [`step-${stepHere()}`]: null, [`step-${step}`]: "" });

@@ -83,8 +83,7 @@ export function causesRoom(page, shell, place, answer, rename) {
  */
 function tablesOf({ header: { why } }, words, layers, choose, answer) {
   const name = (/** @type {number} */ i) => h("bdi", spelled(why.tokens[i], 14));
-  /** @param {Effect} edge */
-  const ends = (edge) => [name(Number(edge.query)), " ← ", name(Number(edge.key))];
+  const ends = (/** @type {Effect} */ edge) => [name(Number(edge.query)), " ← ", name(Number(edge.key))];
   /** A row about a head or an edge, which a click chooses. @param {Effect} effect @param {Child[]} cells */
   const rowOf = ({ layer: number, head, query, key }, cells) => {
     const layer = layers.findIndex((each) => each.name === String(number));

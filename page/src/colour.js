@@ -24,8 +24,7 @@ export const rgb = (name) =>
 /** @param {number[]} a @param {number[]} b @param {number} t */
 const mix = (a, b, t) => [0, 1, 2].map((c) => a[c] + (b[c] - a[c]) * t);
 
-/** @param {number[][]} stops @param {number} t */
-function along(stops, t) {
+function along(/** @type {number[][]} */ stops, /** @type {number} */ t) {
   if (Number.isNaN(t)) return rgb("warn");
   const place = Math.min(Math.max(t, 0), 1) * (stops.length - 1);
   const low = Math.min(Math.floor(place), stops.length - 2);
@@ -62,8 +61,7 @@ export function weighed(most = 1, kind = "sqrt") {
   return { low: 0, high: most, shade, colour: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
 }
 
-/** @param {number[]} c */
-export const css = (c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.round(c[2])})`;
+export const css = (/** @type {number[]} */ c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.round(c[2])})`;
 
 /** Does dark or light ink read better on this colour? @param {number[]} c */
 export function inkOn(c) {

@@ -11,8 +11,7 @@ import { changed, num, sumOfProducts, sym } from "./written.js";
 const MOST = 4; // numbers of a value that are shown
 const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));
 
-/** @param {Shell} shell */
-export function diveRoom({ t }) {
+export function diveRoom(/** @type {Shell} */ { t }) {
   /** @type {Shown | null} */
   let look = null;
   let drawn = "";

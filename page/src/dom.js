@@ -20,8 +20,7 @@ function fill(element, classes, parts) {
   return element;
 }
 
-/** @param {Element} element @param {Child} child */
-export function add(element, child) {
+export function add(/** @type {Element} */ element, /** @type {Child} */ child) {
   if (Array.isArray(child)) for (const each of child) add(element, each);
   else if (child instanceof Node) element.append(child);
   else if (child !== null && child !== undefined && child !== false) element.append(String(child));
@@ -104,8 +103,7 @@ export function scrollWithin(box, element) {
   box.scrollLeft += past(inner.left - around.left - 5, inner.right - around.right + 5);
 }
 
-/** @param {string} id */
-export const byId = (id) => document.getElementById(id);
+export const byId = (/** @type {string} */ id) => document.getElementById(id);
 
 /** Down and right, by the name of a key. @type {Record<string, [number, number]>} */
 export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };

@@ -33,15 +33,13 @@ export function openLesson(page) {
       },
     });
 
-    /** @param {boolean} on */
-    function play(on) {
+    function play(/** @type {boolean} */ on) {
       clearInterval(playing);
       playing = on ? setInterval(() => (step < last ? go(step + 1) : play(false)), EACH) : undefined;
       button.textContent = words[still ? "forward" : on ? "pause" : "play"];
     }
 
-    /** @param {number} to */
-    function go(to) {
+    function go(/** @type {number} */ to) {
       step = Math.min(to, last);
       slide.value = String(step);
       show(step);

@@ -2,19 +2,9 @@
 
 import { math } from "./dom.js";
 
-/** Which role a symbol plays: its colour, here as in the figures. @type {Record<string, string>} */
-const ROLES = {
-  Q: "query",
-  K: "key",
-  V: "value",
-  S: "weights",
-  C: "weights",
-  B: "weights",
-  M: "weights",
-  A: "weights",
-  O: "value",
-  H: "value",
-};
+/** Which role a symbol plays: its colour, here as in the figures; S, C, B, M and A are weights. @type {Record<string, string>} */
+const ROLES = { Q: "query", K: "key", V: "value", O: "value", H: "value" };
+for (const symbol of "SCBMA") ROLES[symbol] = "weights";
 const DIMS = new Set(["d_k", "d_v", "d_model", "n", "m", "h"]);
 const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)?|[\u2e80-\uffdc]+|\S/gu;
 
@@ -26,8 +16,7 @@ export function formula(text, block = false) {
   return math("math", { display: block ? "block" : null }, ...row(pieces, { index: 0 }), said);
 }
 
-/** @param {string[]} pieces @param {{index: number}} place */
-function row(pieces, place) {
+function row(/** @type {string[]} */ pieces, /** @type {{index: number}} */ place) {
   /** @type {Element[]} */
   const made = [];
   while (place.index < pieces.length) {

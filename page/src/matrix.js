@@ -110,8 +110,7 @@ function listen(box, blocks, { cursor, move, pin, next }) {
   });
 }
 
-/** @param {Block} block @param {Mark} mark */
-function outline({ m, x, y, w, h: tall }, mark) {
+function outline(/** @type {Block} */ { m, x, y, w, h: tall }, /** @type {Mark} */ mark) {
   const [row, col] = m.flip ? [mark.col, mark.row] : [mark.row, mark.col];
   /** Where it begins along an axis, and how long it is: at least three pixels, since less could not be seen. @param {number | undefined} place @param {number} from @param {number} size @param {number} count */
   const along = (place, from, size, count) => {

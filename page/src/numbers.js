@@ -13,8 +13,7 @@ export function fmt(x, digits = 4) {
   return signs(String(size < 10 ** digits ? Number(x.toPrecision(digits)) : Math.round(x)));
 }
 
-/** @param {string} text */
-const signs = (text) => text.replace("-", "−").replace("e−", "e-").replace("e+", "e");
+const signs = (/** @type {string} */ text) => text.replace("-", "−").replace("e−", "e-").replace("e+", "e");
 
 /**
  * A number and how far it may be off: `0.204473 ± 9e-6`. Digits go down to the bound; the bound grows by what is rounded
@@ -25,11 +24,8 @@ export function within(x, off) {
   if (!(off > 0) || !Number.isFinite(x + off)) return fmt(x);
   const lead = (/** @type {number} */ y) => Math.floor(Math.log10(Math.abs(y)));
   const digits = x ? Math.max(1, lead(x) - lead(off) + 1) : 1;
-  const shown = !x
-    ? "0"
-    : Math.abs(x) < 1e-4
-      ? x.toExponential(digits - 1)
-      : x.toFixed(Math.max(0, digits - 1 - lead(x)));
+  const fixed = () => (Math.abs(x) < 1e-4 ? x.toExponential(digits - 1) : x.toFixed(Math.max(0, digits - 1 - lead(x))));
+  const shown = x ? fixed() : "0";
   const wide = (off + Math.abs(Number(shown) - x)) * (1 + 1e-12);
   const unit = 10 ** lead(wide);
   return `${signs(shown)} ± ${fmt(Math.ceil(wide / unit) * unit, 1)}`;

@@ -17,8 +17,7 @@ function keysUsedBy(target) {
   return type === "range" ? /^Arrow/ : type === "checkbox" ? /^ $/ : /^/;
 }
 
-/** @param {Map<string, (event: KeyboardEvent) => void | false>} keys */
-function listenToKeys(keys) {
+function listenToKeys(/** @type {Map<string, (event: KeyboardEvent) => void | false>} */ keys) {
   document.addEventListener("keydown", (event) => {
     const { key, defaultPrevented, metaKey, ctrlKey, altKey, target } = event;
     const act = keys.get(key);

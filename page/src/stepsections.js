@@ -193,10 +193,17 @@ export function closing(s) {
   const compare = (words, name, from, size, value) => {
     const run = s.named(name);
     if (!run) return;
-    let off = 0;
-    for (let i = 0; i < size; i++)
-      if (value(i) !== run.data[from + i]) off = Math.max(off, Math.abs(value(i) - run.data[from + i]));
-    lines.push(t(words, { x: fmt(off, 2) }));
+    const off = listOf(size, (at) =>
+      value(at) === run.data[from + at] ? 0 : Math.abs(value(at) - run.data[from + at]),
+    );
+    lines.push(
+      t(words, {
+        x: fmt(
+          off.reduce((a, b) => Math.max(a, b), 0),
+          2,
+        ),
+      }),
+    );
   };
   const { n, number, logsumexp } = s.head;
   compare("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp);

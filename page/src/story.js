@@ -90,8 +90,7 @@ function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
   return output;
 }
 
-/** @param {number} i */
-export const subscript = (i) => String(i).replace(/\d/g, (digit) => "₀₁₂₃₄₅₆₇₈₉"[Number(digit)]);
+export const subscript = (/** @type {number} */ i) => String(i).replace(/\d/g, (digit) => "₀₁₂₃₄₅₆₇₈₉"[Number(digit)]);
 
 /** The largest size among finite cells. @param {number} rows @param {number} cols @param {Cell} value */
 export function most(rows, cols, value) {

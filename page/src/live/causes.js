@@ -49,14 +49,9 @@ export async function causesOf({ run, text, neutral }, ids, change, asked, recor
   const parts = [];
   for (const tokens of wordsIn(names)) {
     const { truth, share } = await rerun({ hidden: [...change.hidden, ...tokens] });
-    const [said, replaced] = [
-      tokens
-        .map((i) => names[i])
-        .join("")
-        .trim(),
-      tokens[0] ? "" : text(neutral),
-    ];
-    parts.push({ text: said, tokens, hidden: truth, share, effect: null, replaced });
+    const said = tokens.map((i) => names[i]).join("");
+    const replaced = tokens[0] ? "" : text(neutral);
+    parts.push({ text: said.trim(), tokens, hidden: truth, share, effect: null, replaced });
   }
   /** @type {any[]} */
   const heads = [];

@@ -6,8 +6,7 @@ import { isUnchanged } from "../address.js";
 import { largest } from "../numbers.js";
 import { causesOf } from "./causes.js";
 
-/** @param {Page} page */
-export async function engineOf(page) {
+export async function engineOf(/** @type {Page} */ page) {
   const { live, facts } = page.header;
   const record = recordOf(page.header);
   const { run, text, encode } = await openModel(page);

@@ -46,8 +46,7 @@ function actionsOf(state, chosen, usual, run) {
   };
 }
 
-/** @param {Page} page @param {Place} place */
-export function openLive(page, place) {
+export function openLive(/** @type {Page} */ page, /** @type {Place} */ place) {
   const { header } = page;
   const { facts } = header;
   const { chosen } = place;

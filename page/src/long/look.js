@@ -117,8 +117,7 @@ export function lastQuery(page, { address, layer, n }) {
   return query;
 }
 
-/** @param {Look} look */
-async function goTo(look) {
+async function goTo(/** @type {Look} */ look) {
   const { page, state, actual: head } = look;
   if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
   const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
@@ -158,8 +157,7 @@ function fetchMore(look) {
 
 // the map, with its scale, the part that is in view, and what a pixel is
 
-/** @param {Look} look */
-export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
+export const frameOf = (/** @type {Look} */ look) => frame(look.parts.box.clientWidth, look);
 
 /** Whether nobody sees an element, since what it is in is folded. @param {Element} element */
 export const isFolded = (element) => Boolean(element.closest("details:not([open])"));
@@ -274,8 +272,7 @@ function controls(look) {
   return h("div.picks.controls", zooms, shown);
 }
 
-/** @param {Look} look */
-function bindKeys(look) {
+function bindKeys(/** @type {Look} */ look) {
   const { shell, cell, state, pick, queries, keys } = look;
   const { box } = look.parts;
   /** Whether the map is in view: elsewhere the arrows scroll. */

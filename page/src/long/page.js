@@ -141,8 +141,7 @@ function findField(shell, layers, choose) {
   return h("input", { type: "search", id: "find", placeholder: label, "aria-label": label, oninput });
 }
 
-/** @param {Room} room @param {Address} address */
-function go(room, { run, layer: place, head }) {
+function go(/** @type {Room} */ room, /** @type {Address} */ { run, layer: place, head }) {
   const { layers } = room.page.header.runs[run];
   const layer = around(place, layers.length);
   room.state.address = { run, layer, head: around(head, layers[layer].heads.length) };
@@ -159,14 +158,12 @@ function redrawFront(room) {
   if (focused) chosen?.focus({ preventScroll: true });
 }
 
-/** @param {Room} room */
-function headingOf({ page, state: { address }, shell }) {
+function headingOf(/** @type {Room} */ { page, state: { address }, shell }) {
   const { layers } = page.header.runs[address.run];
   return h("h2", { id: "head" }, nameOfHead(layers, address.layer, address.head, shell.t));
 }
 
-/** @param {Room} room */
-async function openHead(room) {
+async function openHead(/** @type {Room} */ room) {
   const { page, state, shell, here } = room;
   const request = ++latest;
   if (!here.firstChild) add(here, [headingOf(room), h("p.says", shell.t("computing"))]);

@@ -6,8 +6,7 @@ import { cellAt, settle, zoom } from "./view.js";
 const DRAGGED = 4; // pixels: less is a click
 const SLOW = 2 ** 22; // weights: in a larger head, rows are computed only when the pointer rests
 
-/** @param {Look} look */
-export function listen(look) {
+export function listen(/** @type {Look} */ look) {
   const { cell, head, state } = look;
   const { canvas, box } = look.parts;
   const under = (/** @type {MouseEvent} */ event) => {

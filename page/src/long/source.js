@@ -16,16 +16,14 @@ const RULES = [
 /** @type {Map<string, Promise<Head>>} */
 const opened = new Map();
 
-/** @param {Page} page @param {Address} address */
-export function headAt(page, address) {
+export function headAt(/** @type {Page} */ page, /** @type {Address} */ address) {
   const key = `${page.version} ${address.run} ${address.layer} ${address.head}`;
   const head = kept(opened, key, () => openHead(page, address));
   if (opened.size > 12) opened.delete(/** @type {string} */ (opened.keys().next().value));
   return head;
 }
 
-/** @param {Page} page @param {Address} address */
-export async function openHead(page, { run, layer: place, head: position }) {
+export async function openHead(/** @type {Page} */ page, /** @type {Address} */ { run, layer: place, head: position }) {
   const layer = page.header.runs[run].layers[place];
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);

@@ -18,8 +18,7 @@ export const newReading = () => ({
   over: /** @type {number | null} */ (null), // the token under the pointer
 });
 
-/** @param {Look} look */
-export function drawText(look) {
+export function drawText(/** @type {Look} */ look) {
   const { keyTexts, head, state, answer, page, parts, shell, place } = look;
   const { text } = parts;
   const [{ reading }, { why }, { live }] = [state, page.header, place];

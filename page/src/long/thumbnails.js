@@ -13,8 +13,7 @@ const MARGIN = 3; // around a picture of SIDE: long.css has the same
 const SLICE = 8; // milliseconds
 const sheet = h("canvas");
 
-/** @param {Page} page */
-export function thumbnails(page) {
+export function thumbnails(/** @type {Page} */ page) {
   /** @type {Map<string, HTMLCanvasElement>} by run and layer */
   const strips = new Map();
   const stripOf = (/** @type {Address} */ { run, layer }) => strips.get(`${run} ${layer}`);
@@ -65,8 +64,7 @@ export function thumbnails(page) {
   };
 }
 
-/** @param {HTMLCanvasElement} strip @param {Head} head */
-async function paint(strip, head) {
+async function paint(/** @type {HTMLCanvasElement} */ strip, /** @type {Head} */ head) {
   const { layer, address, small, n, m } = head;
   const ground = pixelOf(rgb("hatch-ground"));
   const values = small ? null : await sampled(head);

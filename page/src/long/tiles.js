@@ -66,8 +66,7 @@ async function work() {
   working = false;
 }
 
-/** @param {Wanted} w @param {() => boolean} stillWanted */
-async function compute(w, stillWanted) {
+async function compute(/** @type {Wanted} */ w, /** @type {() => boolean} */ stillWanted) {
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   if (w.head.served) return served(w, out);
   await w.head.loading;
@@ -132,8 +131,7 @@ export function reachOf(peaks) {
 /** @type {WeakMap<object, Promise<Survey>>} */
 const known = new WeakMap();
 
-/** @param {Head} head */
-export const surveyOf = (head) => kept(known, head, () => survey(head));
+export const surveyOf = (/** @type {Head} */ head) => kept(known, head, () => survey(head));
 
 /** @param {Head} head @returns {Promise<Survey>} */
 async function survey({ computing: c, n, m, small, layer, address }) {

@@ -60,17 +60,8 @@ export function follow(shown, f) {
 
 /** The cell under a point of the canvas, and the point in the matrix; null outside. @param {Shown} shown @param {Frame} f @param {number} left @param {number} top */
 export function cellAt({ queries, keys, view }, f, left, top) {
-  const [x, y] = [view.x + (left - f.left) * view.step, view.y + (top - f.top) * view.step];
-  if (
-    left < f.left ||
-    top < f.top ||
-    left > f.left + f.side ||
-    top > f.top + f.high ||
-    y < 0 ||
-    x < 0 ||
-    y >= queries ||
-    x >= keys
-  )
-    return null;
-  return { i: Math.floor(y), j: Math.floor(x), y, x };
+  const [right, down] = [left - f.left, top - f.top];
+  const [x, y] = [view.x + right * view.step, view.y + down * view.step];
+  const inside = right >= 0 && down >= 0 && right <= f.side && down <= f.high && y < queries && x < keys;
+  return inside ? { i: Math.floor(y), j: Math.floor(x), y, x } : null;
 }
