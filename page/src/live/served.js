@@ -104,7 +104,7 @@ export function openServed({ header }, openRooms) {
     choice.ariaLabel = t("serve model");
     const act = h("button", { id: "serve-ask", onclick: () => (running ? running.abort() : send()) });
     const fresh = h("button", { onclick: () => anew(state.model) }, t("serve new"));
-    const [said, note] = [h("p.said", { "aria-live": "polite" }), h("p.ribbon", { role: "status" })];
+    const [said, note] = [h("p.said", { "aria-live": "polite" }), h("p", { role: "status" })];
     const element = h("div.try.served", h("div.try-line", choice, fresh), h("div.try-line", box, act), said, note);
     update = () => {
       if (box.value !== state.text) box.value = state.text;
@@ -112,6 +112,7 @@ export function openServed({ header }, openRooms) {
       element.ariaBusy = String(Boolean(running));
       fresh.hidden = !state.chat;
       said.replaceChildren(...(state.said ? [h("b", question.text), " ", state.said.trim()] : []));
+      note.className = state.note ? "ribbon" : "note";
       note.textContent = /^serve \w+$/.test(state.note) ? t(state.note) : state.note || t("serve how");
     };
     key("t", () => box.focus());
