@@ -183,12 +183,9 @@ function without({ header: { why, runs, tokens } }, { chosen, follow }, asked, r
         live.mark();
       };
       follow("live", live.update);
-      const line = [
-        ...buttons.map(({ element }) => element),
-        rival,
-        h("button", { onclick: compare }, t("serve compare")),
-      ];
-      return h("div.try", h("div.try-line", ...line), tried);
+      const taken = buttons.map(({ element }) => element);
+      const line = h("div.try-line", rival, h("button", { onclick: compare }, t("serve compare")));
+      return h("div.try", h("div.taken", taken), line, tried);
     },
   });
   return live;
