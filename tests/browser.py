@@ -82,8 +82,8 @@ def axe(page, within="document"):
 
 
 def number(text):
-    """A number as the page prints it, with a true minus sign; of a percentage the number before the sign."""
-    return float(text.replace("−", "-").replace("+", "").rstrip("%"))
+    """A number as the page prints it, with a true minus sign; of a percentage or a multiple what is before that."""
+    return float(text.replace("−", "-").replace("+", "").rstrip("%×"))
 
 
 def draw_all(page):

@@ -10,13 +10,14 @@ import clearhead as ch
 from browser import axe, number, opened, until
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.why_page import numbers_of
+from clearhead.explaining.why_words import conclusion
 from clearhead.models import model as gpt2
 from clearhead.models.protocol import Variant
 from clearhead.spelling import spelled
 from clearhead.view.page import encoded
 from dense_gpt2 import WORDS, softmax
 from seeds import fresh
-from test_why_page import squares
+from test_why_page import so, squares
 
 ODD = (
     "don't",
@@ -214,20 +215,24 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
         until(page, READY)
         page.locator("#try-text").fill(text)
         until(page, f"document.querySelector('.passage')?.dataset.answer === {spelled(seen.answer)!r}")
-        changes = seen.estimate.heads_run.ravel()
-        np.testing.assert_allclose([x for _, x in squares(page)], changes, rtol=0.02, atol=0.02)
+        shares = [so(seen, change) for change in seen.estimate.heads_run.ravel()]
+        np.testing.assert_allclose([x for _, x in squares(page)], shares, rtol=0.02, atol=0.02)
+        assert page.locator("p.so").text_content() == " ".join(conclusion(seen, "en"))
+        assert seen.text in page.title()
         page.locator(".fold > summary").first.click()
-        hidden = {part.text: part.hidden for part in seen.ranked}
+        hidden = {part.text: so(seen, part.hidden) for part in seen.ranked}
         rows = page.locator(".fold section:first-child tbody tr").all()
         shown = {
-            row.locator("th").text_content().split(" → ")[0]: number(row.locator("td").nth(1).text_content())
+            row.locator("th").text_content().split(" → ")[0]: number(row.locator("td").first.text_content())
             for row in rows
         }
         assert {name: shown[name] for name in hidden} == pytest.approx(hidden, rel=0.02, abs=0.02)
         page.locator(".choices button").nth(2).click()
         until(page, "document.querySelector('.choices [aria-pressed=true]').id === 'number-2'")
-        changes = numbers_of(seen)[1].by_head.ravel()
-        np.testing.assert_allclose([x for _, x in squares(page)], changes, rtol=0.02, atol=0.02)
+        other = ch.explain(text, model, against=numbers_of(seen)[1].against.text)
+        shares = [so(other, change) for change in other.estimate.heads_run.ravel()]
+        np.testing.assert_allclose([x for _, x in squares(page)], shares, rtol=0.02, atol=0.02)
+        assert page.locator("p.so").text_content() == " ".join(conclusion(other, "en"))
         page.locator(".front h2").click()
         page.keyboard.press("h")
         for waits in ("", "!"):

@@ -36,9 +36,9 @@ STEP = 1e-4
 shipped = cache(gpt2.load)
 
 
-def random_model(rng, positions=40):
+def random_model(rng, positions=40, **sizes):
     activation = str(rng.choice(sorted({*ACTIVATIONS} - {"relu"})))  # relu has a corner
-    model = drawn(rng, vocabulary=2400, positions=positions, activation=activation)
+    model = drawn(rng, vocabulary=2400, positions=positions, activation=activation, **sizes)
     tokenizer = replace(shipped().tokenizer, positions=positions, vocabulary=2400)
     return replace(in_float64(model), tokenizer=tokenizer)
 

@@ -8,9 +8,11 @@ import pytest
 
 import clearhead as ch
 from browser import number, opened, until
+from clearhead.digits import percent
 from clearhead.explaining import head_steps, why_page
-from clearhead.explaining.why_page import numbers_of
-from clearhead.explaining.why_words import conclusion
+from clearhead.explaining.answers import probability
+from clearhead.explaining.why_page import OtherNumber, numbers_of
+from clearhead.explaining.why_words import conclusion, ratio, so_likely
 from clearhead.view.container import Document
 from seeds import fresh
 from terminal import call
@@ -33,7 +35,7 @@ def document(seen, language="en"):
 def rows_of(page, table):
     """Of each row of a table its heading, the texts that are no numbers, and the numbers."""
     for row in page.locator(f"{table} tbody tr").all():
-        cells = [cell.removesuffix("%") for cell in row.locator("td").all_text_contents()]
+        cells = row.locator("td").all_text_contents()
         edge = [cell for cell in cells if "←" in cell]
         yield [row.locator("th").text_content(), *edge, *(number(cell) for cell in cells if "←" not in cell)]
 
@@ -41,6 +43,14 @@ def rows_of(page, table):
 def near(result, expected):
     """Is it what was printed, with two decimals, or fewer of a larger number?"""
     return result == pytest.approx(expected, rel=0.01, abs=5.1e-3)
+
+
+def so(one, change):
+    """What the terminal says of the answer where its number changes by that: an explanation's, or a word's of it."""
+    if isinstance(one, OtherNumber):
+        single = " ".join(one.token.text.split()) == "lamb"
+        return number(ratio(one.value + change) if single else percent(probability(one.value + change)))
+    return number(so_likely(one, change))
 
 
 # the document
@@ -113,7 +123,7 @@ def test_each_token_is_explained_by_a_click(running, seen):
         pair = ch.explain(TEXT, shipped(), against=other.against.text)
         np.testing.assert_allclose(other.by_head, pair.estimate.heads_run, rtol=1e-3, atol=1e-4)
     assert numbers_of(seen) == numbers_of(alone) == []  # two answers are compared; one word
-    shown = (whole, 2, word, "Why ␣unbelievably?"), (single, 1, rivals[0], "Why ␣lamb and not ␣girl")
+    shown = (whole, 2, word, "Why “unbelievably”?"), (single, 1, rivals[0], "Why “lamb” and not “girl”?")
     for why, place, one, title in shown:
         with opened(running, why.to_html(), wait=SHADED) as page:
             before = page.locator("h1").text_content()
@@ -122,14 +132,14 @@ def test_each_token_is_explained_by_a_click(running, seen):
             assert re.sub("[\u2068\u2069]", "", page.locator("h1").text_content()) == title
             assert page.evaluate("document.activeElement.id") == f"number-{place}"
             effects = [effect for _, effect in squares(page)]
-            assert all(map(near, effects, one.by_head.ravel()))
+            assert all(map(near, effects, (so(one, x) for x in one.by_head.ravel())))
             strongest = {f"{edge.layer}.{edge.head}": edge for edge in reversed(one.edges)}
             for name, *row in rows_of(page, ".carried"):
                 edge = strongest[name]
-                assert all(map(near, row[1:3], (edge.weight, 100 * edge.share))), (name, row, edge)
+                assert all(map(near, row[1:3], (edge.weight, so(one, edge.truth)))), (name, row, edge)
             page.locator(".passage .token").first.hover()
             until(page, "document.querySelector('.front .caption').textContent.startsWith('mary → <|endoftext|>: ')")
-            assert near(number(page.locator(".front .caption").text_content().split()[-1]), one.by_part[0])
+            assert near(number(page.locator(".front .caption").text_content().split()[-1]), so(one, one.by_part[0]))
             page.locator(".choices button").first.click()
             assert page.locator("h1").text_content() == before
 
@@ -154,7 +164,7 @@ def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
 
     with opened(running, seen.to_html(), wait=SHADED) as page:
         title = page.locator("h1").inner_text()
-        assert re.sub("[\u2068\u2069]", "", title) == "Why ␣lamb and not ␣nut"
+        assert re.sub("[\u2068\u2069]", "", title) == "Why “lamb” and not “nut”?"
         assert f"a lead of {seen.rivals.lead:.2f}" in page.locator(".fold").first.text_content()
         assert page.locator(".passage").get_attribute("data-answer") == "␣lamb"
         for token, effect in zip(page.locator(".passage .token").all(), seen.estimate.by_token, strict=True):
@@ -162,23 +172,23 @@ def test_text_edges_heads_and_weights_have_the_runs_numbers(running, seen):
             assert (blue > red) == (effect > 0) or abs(effect) < 1e-3 * np.abs(seen.estimate.by_token).max()
         for row, part in zip(rows_of(page, ".fold section:first-child"), seen.ranked, strict=True):
             assert row[0] == part.text + f" → {part.replaced}" * bool(part.replaced)
-            assert all(map(near, row[1:], (100 * part.share, part.hidden, part.effect)))
+            assert all(map(near, row[1:], (so(seen, part.hidden), part.effect)))
         assert re.sub("[\u2068\u2069]", "", page.locator("p.so").text_content()) == " ".join(conclusion(seen, "en"))
         page.locator(".passage .token").first.hover()
-        until(page, "document.querySelector('.front .caption').textContent.startsWith('mary → <|endoftext|>: then p(')")
-        assert f"{100 * seen.parts[0].share:.2g}"[:3] in page.locator(".front .caption").text_content()
+        until(page, "document.querySelector('.front .caption').textContent.startsWith('mary → <|endoftext|>: × nut ')")
+        assert so_likely(seen, seen.parts[0].hidden) in page.locator(".front .caption").text_content()
         for row, edge in zip(rows_of(page, ".fold section:nth-child(2)"), seen.edges, strict=True):
             assert row[:2] == [f"{edge.layer}.{edge.head}", ends(edge)]
             assert row[2] == pytest.approx(edge.weight, abs=6e-4)
-            assert all(map(near, row[3:], (100 * edge.share, edge.truth)))
+            assert near(row[3], so(seen, edge.truth))
         for row, head in zip(rows_of(page, ".carried"), seen.heads, strict=True):
             assert row[:2] == [f"{head.layer}.{head.head}", ends(head.edge)]
             assert row[2] == pytest.approx(head.edge.weight, abs=6e-4)
-            assert all(map(near, row[3:], (100 * head.edge.share, head.truth)))
+            assert all(map(near, row[3:], (so(seen, head.edge.truth), so(seen, head.truth))))
 
 
 def squares(page):
-    """Of each head in the grid its name, and what switching it off changes."""
+    """Of each head in the grid its name, and how likely the answer is without it."""
     labels = page.locator(".squares .head").evaluate_all("all => all.map((each) => each.ariaLabel)")
     said = (re.match(r"Layer (\d+), head (\d+) \((\S+)\)", label).groups() for label in labels)
     return [(f"{layer}.{head}", number(effect)) for layer, head, effect in said]
@@ -188,7 +198,7 @@ def test_every_head_is_in_one_grid_and_found_by_typing(running, seen):
     with opened(running, seen.to_html(), wait=SHADED) as page:
         changes = {f"{layer}.{head}": x for (layer, head), x in np.ndenumerate(seen.estimate.heads_run)}
         assert [name for name, _ in squares(page)] == list(changes)
-        assert all(near(effect, changes[name]) for name, effect in squares(page))
+        assert all(near(effect, so(seen, changes[name])) for name, effect in squares(page))
         page.locator("h1").click()
         page.keyboard.type("1.6")  # from anywhere: it goes into the field
         assert page.locator("#find").input_value() == "1.6"
@@ -222,17 +232,17 @@ def test_a_head_that_is_pointed_at_draws_its_edges(running, seen):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_question_text_and_heads_share_the_first_screen(running, width, height):
+def test_question_text_and_model_share_the_first_screen(running, width, height):
     made = document(ch.explain(TEXT, shipped()))
     with opened(running, made, width, height, wait=SHADED) as page:
         boxes = page.evaluate(
-            "() => ['h1', '.choices', '.passage', '.next', '.carried .pan', '.heads']"
+            "() => ['h1', '.choices', '.passage', '.next', innerWidth < 400 ? '#overview' : '.picture']"
             ".map((name) => document.querySelector(name).getBoundingClientRect().toJSON())"
         )
         assert all(0 <= box["top"] < box["bottom"] <= height and box["right"] <= width for box in boxes)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.locator(".carried .pan").evaluate("pan => pan.scrollWidth <= pan.clientWidth")
-        assert page.locator(".fold").last.bounding_box()["y"] < height or width < 400
+        assert page.locator(".carried").bounding_box()["y"] < height or width < 400
 
 
 def test_a_long_text_opens_at_its_strongest_part(running):

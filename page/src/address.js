@@ -109,3 +109,6 @@ export function fromAddress(text) {
 export const stepHere = () => [...parts().keys()].find((name) => name.startsWith("step-"))?.replace("step-", "");
 
 export const toStep = (/** @type {string} */ step) => write({ [`step-${stepHere()}`]: null, [`step-${step}`]: "" });
+
+/** The stop of the tour, or null. @param {number | null} stop */
+export const toStop = (stop) => write({ ["tour"]: stop === null ? null : String(stop) });

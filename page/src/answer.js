@@ -39,12 +39,13 @@ export function answerRoom(page, shell, live, bar) {
       const said = wordsOf(page, shell);
       const untitled = layers ? t(facts?.text === undefined ? "title trace" : "title explain") : spelled(title, 80);
       heading.textContent = said.title ?? untitled;
-      asked.replaceChildren(...[choices(why, said, shell) ?? []].flat());
+      asked.replaceChildren(...[choices(why, said, shell, live) ?? []].flat());
       const wrong = (header.claims ?? []).filter((/** @type {any} */ { right }) => !right);
       const mistakeOf = (/** @type {any} */ { text, mistake }) =>
         text[language] + (mistake ? ` — ${mistake[language]}` : "");
       so.textContent = said.so ?? wrong.map(mistakeOf).join(" ");
       const causeless = !said.title && !live && first?.name;
+      document.title = `${heading.textContent} ${facts?.text ?? ""}`;
       note.textContent = causeless ? (first.statistics.effect ? t("first order") : "") + t("no causes") : "";
       Object.assign(room, { template: said.template, legend: "", arcs: () => {}, drawn: () => {}, point: () => {} });
       shown = "";
@@ -61,10 +62,11 @@ export function answerRoom(page, shell, live, bar) {
       const now = `${page.version} ${atEnd || token}`;
       if (!choices || now === shown) return;
       shown = now;
-      if (facts.live) {
+      if (facts.live && !header.why) {
         const [likeliest, share] = facts.next[0];
-        if (!header.why) for (const each of [asked, so]) each.replaceChildren(); // they are of the run before
-        (header.why ? so : heading).textContent = t("title live", { token: spelled(likeliest), share: percent(share) });
+        for (const each of [asked, so]) each.replaceChildren(); // they are of the run before
+        heading.textContent = t("title live", { token: bare(likeliest), share: percent(share) });
+        document.title = heading.textContent;
       }
       const ways = facts.way?.position === token ? facts.way.choices : [];
       const rows = choices.map((choice, index) => {
@@ -97,9 +99,9 @@ function move(list, rows) {
   });
 }
 
-/** Which token of the answer is explained, or rather than which other one. @param {any} causes @param {Record<string, string>} words @param {Shell} shell */
-function choices(causes, words, shell) {
-  if (!causes?.numbers.length) return null;
+/** Which token of the answer is explained, or rather than which other one. @param {any} causes @param {Record<string, string>} words @param {Shell} shell @param {Live | null} live */
+function choices(causes, words, shell, live) {
+  if (!causes || (live && !causes.numbers.length)) return null;
   const buttons = causes.numbers.map((/** @type {any} */ number, /** @type {number} */ index) => {
     const id = `number-${index}`;
     const onclick = () => {
@@ -111,7 +113,8 @@ function choices(causes, words, shell) {
     const pressed = String(index === (causes.chosen ?? 0));
     return h("button", { id, "aria-pressed": pressed, onclick }, index ? spelled(number.name, 14) : words.all);
   });
-  return h("p.choices", words.choose, " ", buttons);
+  const elsewhere = causes.ask || live ? null : h("small", words.elsewhere);
+  return h("p.choices", buttons.length ? [words.choose, " ", buttons] : null, elsewhere);
 }
 
 /** @param {Choice} choice @param {number | undefined} way      of whose token @param {Say} t @param {(() => void) | null} append      puts it after the text */

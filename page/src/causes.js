@@ -4,16 +4,23 @@
 import { columnHead, h, table, tableRow, write } from "./dom.js";
 import { drawArcs } from "./long/text.js";
 import { looksOf } from "./long/grid.js";
-import { bare, filled, fmt, isolated, short, spelled, withSign } from "./numbers.js";
+import { bare, filled, fmt, isolated, percent, short, spelled, withSign } from "./numbers.js";
 
 /** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, effect: number, truth: number, share: number, edge?: any}} Effect */
 
 const signed = (/** @type {number} */ x) => withSign(x, short);
 const largest = (/** @type {number[]} */ list) => Math.max(...list.map(Math.abs)) || 1;
-const share = (/** @type {number} */ x) => `${short(100 * x)}%`;
-const FACTS = ["share", "hidden", "effect"]; // of a part; null where it was not run
-const factOf = (/** @type {any} */ part) => (/** @type {string} */ x) =>
-  part[x] !== null && (x === "share" ? share : signed)(part[x]);
+const FACTS = ["share", "effect"]; // of a part; null where it was not run
+const factOf =
+  (/** @type {any} */ why, /** @type {any} */ { hidden, effect }) =>
+  (/** @type {string} */ name) =>
+    name === "share" ? hidden !== null && thenOf(why, hidden) : effect !== null && signed(effect);
+
+/** How likely the answer is where its number changes by that, as the terminal says it; of two, how many times as likely. @param {any} why @param {number} change */
+export function thenOf({ value, many, compared }, change) {
+  const y = value + change;
+  return compared ? `${Math.exp(Math.min(y, 700)).toFixed(2)}×` : percent(Math.exp(-Math.log1p(Math.exp(-y)) / many));
+}
 
 /** Its text, and what stands in place of the text's first token. @param {any} part */
 const nameOf = ({ text, replaced }) => h("bdi", bare(text, 60), replaced && ` → ${spelled(replaced)}`);
@@ -26,11 +33,11 @@ function tint(x, most) {
 
 /** The sentences, with the names of the tokens in them; nothing where the page holds no causes. @param {Page} page @param {Shell} shell @returns {Record<string, string>} */
 export function wordsOf({ header: { why, tokens } }, shell) {
-  const spoken = (/** @type {string} */ text) => isolated(spelled(text));
+  const spoken = (/** @type {string} */ text) => isolated(bare(text));
   if (!why) return {};
   const texts = {
     token: spoken(why.token.text),
-    answer: isolated(spelled(why.answer, 60)),
+    answer: isolated(bare(why.answer, 200)),
     against: spoken(why.against.text),
     first: `0 ${spoken(tokens[0])}`,
   };
@@ -67,8 +74,8 @@ export function causesRoom(page, shell, place, answer, rename) {
   answer.point = (token) => {
     const part = why.parts.findLast((/** @type {any} */ each) => each.tokens.includes(token));
     if (!part) return answer.show();
-    const facts = FACTS.filter((name) => part[name] !== null).map((name) => `${words[name]} ${factOf(part)(name)}`);
-    write(answer.caption, `${nameOf(part).textContent}: ${facts.join(" · ")}`);
+    const facts = FACTS.map((name) => [words[name], factOf(why, part)(name)]).filter(([, fact]) => fact);
+    write(answer.caption, `${nameOf(part).textContent}: ${facts.map((each) => each.join(" ")).join(" · ")}`);
   };
   place.follow("causes", follow);
   follow();
@@ -96,20 +103,20 @@ function tablesOf({ header: { why } }, words, layers, choose, answer) {
   /** @param {string} title @param {Effect[]} list @param {(effect: Effect) => Child[]} cells @param {string[]} columns */
   const block = (title, list, columns, cells) => {
     const most = largest(list.map(({ truth }) => truth));
-    const last = (/** @type {Effect} */ { truth }) => h("td", { style: tint(-truth, most) }, signed(truth));
+    const last = (/** @type {Effect} */ { truth }) => h("td", { style: tint(-truth, most) }, thenOf(why, truth));
     const rows = list.map((effect) => rowOf(effect, [...cells(effect), last(effect)]));
     return h("section.block", h("h2", title), h("div.pan", table("table", columns.map(columnHead), rows)));
   };
   const weight = (/** @type {number} */ x) => (x < 0.001 ? fmt(x, 1) : x.toFixed(3));
-  const { head, ends: edge, weight: a, effect, share: then, off, truth } = words;
-  const looks = (/** @type {Effect} */ one) => [h("td", ends(one)), weight(one.weight), share(one.share)];
-  const carried = block(words.carried, why.heads, [head, edge, a, then, off], ({ edge: one }) =>
-    one ? looks(one) : ["", "", ""],
+  const { head, ends: edge, weight: a, effect, share: then, off, without } = words;
+  const looks = (/** @type {Effect} */ one) => [h("td", ends(one)), weight(one.weight)];
+  const carried = block(words.carried, why.heads, [head, edge, a, without, off], ({ edge: one }) =>
+    one ? [...looks(one), thenOf(why, one.truth)] : ["", "", ""],
   );
   carried.classList.add("carried");
-  const edges = block(words.edges, why.edges, [head, edge, a, then, truth], looks);
-  const parts = why.parts.map((/** @type {any} */ part) => tableRow(nameOf(part), FACTS.map(factOf(part))));
-  const columns = [words.part, then, words.hidden, effect].map(columnHead);
+  const edges = block(words.edges, why.edges, [head, edge, a, without], looks);
+  const parts = why.parts.map((/** @type {any} */ part) => tableRow(nameOf(part), FACTS.map(factOf(why, part))));
+  const columns = [words.part, then, effect].map(columnHead);
   const folded = h(
     "details.fold",
     h("summary", words.numbers),

@@ -69,7 +69,7 @@ export function percent(share) {
 export const withSign = (x, format) => (x > 0 ? "+" : x < 0 ? "−" : "") + format(Math.abs(x));
 
 /** A text with values in place of its {names}. @param {string} text @param {Record<string, string>} values */
-export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+export const filled = (text, values) => text.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
 // what cannot be seen, and what stands for something else here
 const ODD = /[\p{C}\p{Z}\p{DI}\u2800␣⏎⇥␍]|(?<= )×(?=\d)|^∅$/gu;

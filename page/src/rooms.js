@@ -3,15 +3,17 @@
 import { parts } from "./address.js";
 import { answerRoom } from "./answer.js";
 import { causesRoom, wordsOf } from "./causes.js";
-import { h } from "./dom.js";
+import { add, h } from "./dom.js";
 import { openLesson } from "./lessons.js";
 import { liveBar } from "./live/bar.js";
 import { openLive } from "./live/room.js";
 import { openServed } from "./live/served.js";
 import { nameOfHead } from "./long/grid.js";
 import { openLong } from "./long/page.js";
+import { overviewRoom } from "./overview.js";
 import { mostStructured, newPlace } from "./place.js";
 import { openStory } from "./steps.js";
+import { openTour } from "./tour.js";
 
 /** @param {Page} page @param {(page: Page, place: Place) => Live} [served]      what runs the model where the page does not hold it
  * @returns {(shell: Shell) => void} */
@@ -28,8 +30,10 @@ export function openRooms(page, served) {
   const live = open ? (place.live = open(page, place)) : null;
   /** @type {Record<string, boolean>} */
   const opened = { map: parts().has("at") }; // a link leads to a place on the map
+  const tour = header.facts?.text === undefined || !layers ? null : openTour(page, place);
   return (/** @type {Shell} */ shell) => {
     const answer = answerRoom(page, shell, live, live && (live.bar?.(shell) ?? liveBar(page, place, live, shell)));
+    const overview = layers && overviewRoom(page, place, tour?.start);
     const [below, inner, whose, causes] = [h("div.steps"), h("div.rooms"), h("b"), h("div.causes")];
     const front = h("section.front");
     const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
@@ -53,19 +57,22 @@ export function openRooms(page, served) {
       }
       map?.(shell, inner, answer, front);
       steps?.(shell, below);
+      overview?.draw(shell);
+      tour?.draw(shell);
     };
     if (why)
       shell.main.append(
         h(
           "div.caused",
           answer.element,
+          overview?.element,
           causes,
           fold("map", whose, inner),
           fold("steps", wordsOf(page, shell).steps, below),
         ),
       );
     else {
-      inner.append(answer.element, front);
+      add(inner, [answer.element, overview?.element, front]);
       shell.main.append(inner, below);
     }
     draw();

@@ -6,6 +6,7 @@ import { formula } from "./mathml.js";
 import { figure } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
 import { beside } from "./scenes.js";
+import { explained } from "./terms.js";
 import { lettered, sym } from "./written.js";
 
 const TABLE = 12;
@@ -35,7 +36,7 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   let upToDate = false;
   const updateText = () => {
     said.replaceChildren();
-    add(said, lettered(says()));
+    add(said, explained(says(), story.t));
     written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
   };
   const fillBody = () => body && hold.replaceChildren(h("div", body()));

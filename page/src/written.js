@@ -12,7 +12,8 @@ export const sym = (letter, index, role) =>
   h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
 
 /** W^Q with Q as a superscript, alone or in a sentence. @param {string} text @returns {Child} */
-export const lettered = (text) => text.split(/\^(\w)/).map((part, place) => (place % 2 ? h("sup", part) : part));
+export const lettered = (text) =>
+  text.split(/\^([−\d.]+|\w)/).map((part, place) => (place % 2 ? h("sup", part) : part));
 
 /** @param {number} x @param {string} [role] @param {number} [digits] */
 export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));

@@ -4,8 +4,9 @@
 import { breathe } from "../dom.js";
 import { largestAt } from "../numbers.js";
 import { likeliest, sharesOf } from "../model/forward.js";
+import { conclusionOf } from "./conclusion.js";
 
-const [CARRIED, OTHERS] = [8, 4]; // heads that are listed, words that the answer may be compared with
+const [CARRIED, OTHERS, PAIR] = [8, 4, 0.25]; // heads that are listed, words that the answer may be compared with, what two parts change of what all do
 
 /** @typedef {{token: number | null, against: number | null}} Asked      numbers of tokens; null: the likeliest, and any other */
 
@@ -28,12 +29,31 @@ function wordsIn(names) {
 }
 
 /**
- * @param {{run: (ids: number[], change: Change) => {logits: Float32Array, layers: LayerRun[]}, text: (id: number) => string, neutral: number}} model
+ * Two parts that say the same and stand in for each other: without both much more changes than by each alone.
+ * @param {any[]} parts @param {(tokens: number[]) => Promise<number>} hide      what hiding these changes @param {number} n
+ */
+async function pairIn(parts, hide, n) {
+  const isLike = (/** @type {any} */ a, /** @type {any} */ b) => a.text.toLowerCase() === b.text.toLowerCase();
+  const alike = parts.flatMap((a, at) => parts.slice(at + 1).flatMap((b) => (isLike(a, b) ? [[a, b]] : [])));
+  if (!alike.length) return null;
+  const least = PAIR * Math.abs(await hide([...Array(n - 1).keys()]));
+  const found = [];
+  for (const pair of alike.slice(0, OTHERS)) {
+    pair.sort((a, b) => a.tokens[0] - b.tokens[0]);
+    const hidden = await hide(pair.flatMap(({ tokens }) => tokens));
+    const alone = pair.reduce((sum, part) => sum + Math.abs(part.hidden), 0);
+    if (Math.abs(hidden) > Math.max(2 * alone, least)) found.push({ parts: pair, hidden });
+  }
+  return found.sort((a, b) => Math.abs(b.hidden) - Math.abs(a.hidden))[0] ?? null;
+}
+
+/**
+ * @param {{run: (ids: number[], change: Change) => {logits: Float32Array, layers: LayerRun[]}, text: (id: number) => string, neutral: number, said: Record<Language, Record<string, string>>, anywhere: number[][]}} model
  * @param {number[]} ids @param {Change} change @param {Asked} asked
  * @param {any} record      the page's own causes: their sentences
  * @param {(asked: Asked) => void} ask @param {() => boolean} still      whether this is still what is shown
  */
-export async function causesOf({ run, text, neutral }, ids, change, asked, record, ask, still) {
+export async function causesOf({ run, text, neutral, said, anywhere }, ids, change, asked, record, ask, still) {
   const [{ logits, layers }, names, n] = [run(ids, change), ids.map(text), ids.length];
   const best = likeliest(logits, OTHERS + 2).map(({ id }) => id);
   const [token, { against }] = [asked.token ?? best[0], asked];
@@ -47,7 +67,8 @@ export async function causesOf({ run, text, neutral }, ids, change, asked, recor
   };
   /** @type {any[]} */
   const parts = [];
-  for (const tokens of wordsIn(names)) {
+  for (const tokens of wordsIn(names.slice(0, -1))) {
+    // the last token answers
     const { truth, share } = await rerun({ hidden: [...change.hidden, ...tokens] });
     const said = tokens.map((i) => names[i]).join("");
     const replaced = tokens[0] ? "" : text(neutral);
@@ -67,22 +88,34 @@ export async function causesOf({ run, text, neutral }, ids, change, asked, recor
     const after = await rerun({ cuts: [...change.cuts, [layer, head, query, key]] });
     each.edge = { layer, head, query, key, weight: row[key], ...after };
   }
-  const of = (/** @type {number} */ id) => ({ id, text: text(id), probability: shares[id], logit: logits[id] });
+  const pair = await pairIn(parts, async (tokens) => (await rerun({ hidden: [...change.hidden, ...tokens] })).truth, n);
   const others = best.filter((id) => id !== token).slice(0, OTHERS);
   const { words } = record.numbers[against === null ? 0 : 1] ?? record;
   const alone = record.numbers[1]?.words ?? words;
-  const said = (/** @type {Language} */ each) => ({ ...words[each], gap: alone[each].gap, so: "", lead: "", kept: "" });
+  parts.sort((a, b) => Math.abs(b.hidden) - Math.abs(a.hidden));
+  const of = (/** @type {number} */ id) => ({ id, text: text(id), probability: shares[id], logit: logits[id] });
+  const found = {
+    ...{ value: base, many: 1, compared: against !== null, ran: true, answer: text(token) },
+    ...{ parts, heads: carried, token: of(token), against: of(against ?? others[0]) },
+  };
+  const so = (/** @type {Language} */ each) => conclusionOf(said[each], found, pair, anywhere);
+  const spoken = (/** @type {Language} */ each) => ({
+    ...words[each],
+    gap: alone[each].gap,
+    so: so(each),
+    lead: "",
+    kept: "",
+  });
   return {
-    ...{ heads: carried, grid, edges: carried.map(({ edge }) => edge), tokens: names, turns: [], sink: record.sink },
-    ...{ token: of(token), against: of(against ?? others[0]), answer: text(token) },
-    parts: parts.sort((a, b) => Math.abs(b.hidden) - Math.abs(a.hidden)),
+    ...found,
+    ...{ grid, edges: carried.map(({ edge }) => edge), tokens: names, turns: [], sink: record.sink },
     by_token: names.map((_, i) => {
       const part = parts.find(({ tokens }) => tokens.includes(i));
-      return -part.hidden / part.tokens.length;
+      return part ? -part.hidden / part.tokens.length : 0;
     }),
     numbers: [null, ...others].map((id) => ({ name: id === null ? "" : text(id), id })),
     chosen: 1 + others.indexOf(against ?? -1),
     ask: (/** @type {number | null} */ id) => ask({ token, against: id }),
-    words: { ["en"]: said("en"), ["zh"]: said("zh") },
+    words: { ["en"]: spoken("en"), ["zh"]: spoken("zh") },
   };
 }

@@ -16,8 +16,7 @@ export async function engineOf(/** @type {Page} */ page) {
     idsOf,
     /** What made the answer, where the page says so of its record. @param {string} written @param {Change} change @param {import("./causes.js").Asked} asked @param {(asked: import("./causes.js").Asked) => void} ask @param {() => boolean} still */
     causes: (written, change, asked, ask, still) =>
-      record.why &&
-      causesOf({ run, text, neutral: live.neutral }, idsOf(written), change, asked, record.why, ask, still),
+      record.why && causesOf({ ...live, run, text }, idsOf(written), change, asked, record.why, ask, still),
     /** The likeliest word after a text; none where a rhyme ends, or the model's room. @param {string} written @param {Change} change */
     next(written, change) {
       const ids = idsOf(written);

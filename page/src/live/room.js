@@ -82,7 +82,7 @@ export function openLive(/** @type {Page} */ page, /** @type {Place} */ place) {
         room.outdate(Boolean(why));
         place.again();
       } else {
-        Object.assign(chosen, cellIn(header.tokens.length, linked ? cellHere() : []));
+        if (linked || before !== shown) Object.assign(chosen, cellIn(header.tokens.length, linked ? cellHere() : []));
         room.redraw();
       }
     }

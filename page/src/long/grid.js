@@ -1,5 +1,6 @@
 // All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
 
+import { thenOf } from "../causes.js";
 import { css, drawColours, signed, weighed } from "../colour.js";
 import { ARROWS, h, scrollWithin } from "../dom.js";
 import { bare, fmt, listOf, short, withSign } from "../numbers.js";
@@ -57,7 +58,14 @@ export function grid(page, statistic, chosen, choose, shell, pictures, said) {
   const labelled = pictured && count <= LABELLED && widest <= 8;
   const wordsOf = (/** @type {number} */ index, /** @type {number} */ place) => {
     const value = valuesOf(index)[place] ?? null;
-    const number = value === null ? t("unknown") : statistic === OFF ? withSign(-value, short) : fmt(value, 3);
+    const number =
+      value === null
+        ? t("unknown")
+        : statistic !== OFF
+          ? fmt(value, 3)
+          : why.ran
+            ? thenOf(why, -value)
+            : withSign(value, short);
     const name = nameOfHead(layers, index, place, t) + (pictured ? "" : ` (${number})`);
     return `${name}: ${captionOf(page, chosen.run, index, place, shell)}`;
   };

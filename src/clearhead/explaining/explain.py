@@ -12,7 +12,7 @@ from clearhead.core.effects import Rest
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.explaining import part_runs, rerun
-from clearhead.explaining.answers import Question, Target, read_answers, rival, said_by
+from clearhead.explaining.answers import Question, read_answers, rival, said_by
 from clearhead.explaining.explanation import Estimate, Explanation, Rivals
 from clearhead.explaining.part_runs import Again
 from clearhead.explaining.rerun import EdgeEffect, HeadEffect, PartEffect, Rerun, forward_pass
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _HEADS, _KEYS = 6, 4  # run again: edges of the heads that did most, the largest weights of each
 _ESTIMATED, _LATER = 20, 96  # edges that each estimate chooses to run; edges of all answer tokens after the first
-_NEUTRAL = (
-    "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
-)
 _LONGER = "give a longer text, or clearhead explain TEXT --steps, which shows what each head does with this one."
 
 
@@ -162,13 +159,7 @@ def _heads(again: Again, by_head: Array) -> tuple[list[HeadEffect], Array, dict[
     """Rank heads by the change of y with each off in the rows that answer; return also all changes and the runs."""
     changes, off = rerun.each_off(again.model, again.based, by_head, 2 * again.listed)
     listed = sorted(off, key=lambda place: (-abs(changes[place]), -abs(by_head[place]), place))[: again.listed]
-    model, tokens = again.model, len(again.based[0].target.answer)
-    ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
-    target = Target(ids[:-1], tuple(ids[-(len(ids) // 2) :]), None, odds=False)  # ln P of its second half
-    each = again.based[0].each
-    neutral = rerun.based_on(target, model.run(target.ids, each), each)
-    runs = rerun.without(model, [neutral], listed)
-    others = [tokens * (one.value - neutral.value) / len(target.answer) for one in runs]
+    others = part_runs.anywhere(again, listed)
     return [HeadEffect(*place, float(changes[place]), x) for place, x in zip(listed, others, strict=True)], changes, off
 
 

@@ -37,6 +37,9 @@ _PARTS = 48  # the most parts that are hidden one by one
 _GROUP, _REFINED = 24, 3  # the most parts of a sentence hidden as a whole; the sentences whose parts are hidden too
 _ROOM = 2**15  # tokens of all runs: if too many sentences would need more, blocks of them come first
 _SHOWN = 5  # parts on the screen
+_NEUTRAL = (
+    "It was a quiet morning, and the people of the town went about their work as they did on every day of the week."
+)
 _LEAK = 1e-3  # share of the logits' range above which a change by hidden tokens is not rounding
 HALVES, HALVED = 24, 2**13  # the most random halves, and the most tokens in their runs
 
@@ -97,6 +100,17 @@ def leak(again: Again, gated: Sequence[int]) -> tuple[float, float] | None:
     hidden, changed, seen = again.model.again(run, variants, range(row, row + 1))
     moved = float(np.abs(changed - hidden).max()), float(np.abs(seen - run.logits[row]).max())
     return moved if moved[0] > _LEAK * np.ptp(run.logits[row]) else None
+
+
+def anywhere(again: Again, heads: Sequence[tuple[int, int]]) -> list[float]:
+    """What ln P of as many tokens of a neutral text as the answer has changes by when each head is off there."""
+    model, tokens = again.model, len(again.based[0].target.answer)
+    ids = model.tokenizer.encoder.encode(_NEUTRAL).ids[: model.tokenizer.positions]
+    target = Target(ids[:-1], tuple(ids[-(len(ids) // 2) :]), None, odds=False)  # of its second half
+    each = again.based[0].each
+    neutral = rerun.based_on(target, model.run(target.ids, each), each)
+    runs = rerun.without(model, [neutral], heads)
+    return [tokens * (one.value - neutral.value) / len(target.answer) for one in runs]
 
 
 def begin(

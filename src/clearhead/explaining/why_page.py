@@ -1,5 +1,6 @@
 """Makes the page of `ch.explain`: what made the answer, and, folded below it, the map and the steps of the run."""
 
+import shlex
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -8,28 +9,35 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
-from clearhead.explaining.answers import Target, probability
+from clearhead.explaining.answers import Target
 from clearhead.explaining.attribution import for_page
 from clearhead.explaining.head_steps import document as explained
+from clearhead.explaining.part_runs import anywhere
 from clearhead.explaining.rerun import EdgeEffect, Rerun, likely, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_words import conclusion, gap_of, inside, leaks, of_answer, shared_by
-from clearhead.models.model import Model
+from clearhead.models.model import SHIPPED, Model
 from clearhead.models.protocol import Choice, Variant, choices, layer_numbers
+from clearhead.spelling import bare, cut
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
 from clearhead.watching.pieces import words as words_of
-from clearhead.words import LANGUAGES, Language, say
+from clearhead.words import LANGUAGES, Language, filled, say, table
 
 _SHOWN = ("token", "against", "answer", "parts", "edges", "by_token", "heads")
 _FOR_PAGE = {
     name: f"{{{name}}}" for name in ("token", "against", "answer", "first", "head")
 }  # the page fills in these texts
-_SAME = "shading parts part effect hidden share head off numbers map steps template"  # after "why"
+_SAME = "shading parts part effect without head off numbers map steps template"  # after "why"
 _WORDS = {name: f"why {name}" for name in _SAME.split()}  # sentences without further facts
 _WORDS |= {"ends": "why edge", "weight": "weight", "truth": "why changes"}
 _HEADINGS = ("parts", "edges", "carried", "grid")
+_LIVE = (  # after "why": what the page fills in where its own runs say so
+    *("so", "none", "little", "needs one", "needs each", "little of two", "needs one of two", "needs each of two"),
+    *("either", "either of two", "list", "and", "others", "quoted", "replaced part", "repeated", "without it"),
+    *("in place", "carries", "no head", "any text"),
+)
 
 
 class OtherNumber(NamedTuple):
@@ -38,6 +46,7 @@ class OtherNumber(NamedTuple):
     token, against   the word, given what comes before it, and the token that it is compared with, or its runner-up
     by_head   the change of its y with each head off, (layers, heads)
     by_part   the change with each part hidden, (parts,); NaN if it was not run
+    value     its y with nothing hidden or off
     edges     edges of the rows that predict the word, the strongest first; `truth` and `share` are the word's
     """
 
@@ -45,6 +54,7 @@ class OtherNumber(NamedTuple):
     against: Choice
     by_head: Array
     by_part: Array
+    value: float
     edges: list[EdgeEffect]
 
 
@@ -65,10 +75,8 @@ def document(seen: Any, language: Language) -> Document:
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in numbers_of(seen)]
     causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
-    for one in (*causes["parts"], *causes["edges"]) if _several(seen) else ():
-        change = one["truth"] if "truth" in one else one["hidden"] or 0.0
-        one["share"] = probability(seen.value + change, shared_by(seen))
     shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
+    shown |= {"value": seen.value, "many": shared_by(seen), "compared": seen.rivals.compared, "ran": _ran(seen)}
     shown["tokens"] = [token.text for token in seen.tokens]  # with the answer's tokens, which edges may name
     shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(seen.tokens) :]]
     turns = [] if isinstance(seen.prompt, str) else read(seen.model, seen.prompt).turns
@@ -78,7 +86,21 @@ def document(seen: Any, language: Language) -> Document:
     shown["grid"] = rounded(-seen.estimate.heads_run if _ran(seen) else seen.estimate.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
-    return replace(made, header={**made.header, "why": shown})
+    texts = {"token": bare(seen.rivals.token.text), "against": bare(seen.rivals.against.text)}
+    title = f"{filled(words[language]['title'], answer=bare(seen.answer), **texts)} {seen.text}"
+    header: dict[str, Any] = {**made.header, "why": shown, "title": title}
+    if "live" in header:
+        said = {each: {key: table("why")[f"why {key}"][each] for key in _LIVE} for each in LANGUAGES}
+        others = anywhere(seen.again, list(np.ndindex(seen.estimate.by_head.shape)))
+        header["live"] |= {"said": said, "anywhere": rounded(np.reshape(others, seen.estimate.by_head.shape), 6)}
+    return replace(made, header=header)
+
+
+def _command(seen: Any) -> str:
+    """What to type for another answer beside this one."""
+    text = "--file CHAT.json" if not isinstance(seen.prompt, str) else shlex.quote(cut(seen.text, 60))
+    model = "" if seen.model.name == SHIPPED else f" --model {seen.model.name}"
+    return f"clearhead explain {text}{model} --against WORD --html PAGE"
 
 
 def numbers_of(seen: Any) -> list[OtherNumber]:
@@ -124,7 +146,7 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
         share = float(np.exp(log_p(run, rows)))
         ones[place] = ones[place]._replace(text="".join(texts[row] for row in rows), probability=share)
     ranked = [sorted(some, key=lambda edge: -abs(edge.truth)) for some in edges]
-    return list(map(OtherNumber, ones, others, by_head, by_part, ranked))
+    return list(map(OtherNumber, ones, others, by_head, by_part, base.tolist(), ranked))
 
 
 def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
@@ -162,6 +184,9 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
         ],
         "edges": edges[: len(seen.edges)],
         "grid": rounded(-number.by_head, 4),
+        "value": number.value,
+        "many": 1,
+        "compared": single,
         "words": {
             each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone"), "so": ""}
             for each in LANGUAGES
@@ -189,26 +214,22 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     }
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
     notes = ["replaced"] * any(part.replaced for part in seen.parts) + ["groups"] * bool(seen.groups) + ["exact"]
-    kind = (
-        "why title long"
-        if seen.answer != seen.rivals.token.text
-        else "why title"
-        if seen.rivals.compared
-        else "why title whole"
-    )
+    single = seen.answer == seen.rivals.token.text and seen.rivals.compared
     title = _FOR_PAGE if seen.rivals.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
-        "title": say(language, kind, **title),
+        "title": say(language, "why title" if single else "why title long", **title),
         "lead": say(language, "why lead" if seen.rivals.lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.estimate.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
+        "elsewhere": say(language, "why elsewhere", command=_command(seen)),
         "gap": gap_of(seen, language),
         "so": " ".join([*leaks(seen, language), *conclusion(seen, language)]),
         "exact": " ".join(say(language, f"why {key}") for key in notes),
     }
-    if _several(seen):
+    words["share"] = "× {against}" if seen.rivals.compared else "p({token})"
+    if shared_by(seen) > 1 and not seen.rivals.compared:
         words["share"] = of_answer(seen, language)
     return {name: capitalised(text) if name in _HEADINGS else text for name, text in words.items()}

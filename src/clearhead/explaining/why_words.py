@@ -181,7 +181,7 @@ def conclusion(seen: Any, language: Language) -> list[str]:
     run = [part for part in seen.ranked if part.hidden is not None]
     said = [say(language, "why so", said=_needs(seen, language, run))] if run else []
     for pair in [pair for pair in seen.pairs if seen.rivals.compared or decides(seen.value, pair.hidden)][:1]:
-        first, second = (_named(seen, language, part) for part in pair[:2])
+        first, second = (_named(seen, language, part) for part in sorted(pair[:2], key=lambda part: part.start))
         facts, key = _facts(seen, language, pair.hidden), "why either of two" if seen.rivals.compared else "why either"
         said.append(say(language, key, **facts, first=first, second=second))
     return [*said, _carries(seen, language)]
