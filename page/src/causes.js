@@ -18,8 +18,10 @@ const factOf =
 
 /** How likely the answer is where its number changes by that, as the terminal says it; of two, how many times as likely. @param {any} why @param {number} change */
 export function thenOf({ value, many, compared }, change) {
-  const y = value + change;
-  return compared ? `${Math.exp(Math.min(y, 700)).toFixed(2)}×` : percent(Math.exp(-Math.log1p(Math.exp(-y)) / many));
+  const y = Math.min(value + change, 700);
+  const times = Math.exp(y);
+  if (compared) return `${times < 0.095 ? fmt(times, 2) : times.toFixed(2)}×`;
+  return percent(Math.exp(-Math.log1p(Math.exp(-y)) / many));
 }
 
 /** Its text, and what stands in place of the text's first token. @param {any} part */
