@@ -9,11 +9,13 @@
 namespace clearhead {
 namespace {
 
-constexpr int64_t kRows = 8;                     // of W that a task unpacks
-constexpr int64_t kDepth = 1024;                 // columns of W that it unpacks at a time: whole blocks
-constexpr int kHigh = 4;                         // tokens of a tile
-constexpr int kWide = kRegisters == 32 ? 4 : 2;  // and its rows of W, or vectors of columns
-constexpr int64_t kDeep = 64;                    // rows of W that a product back unpacks at a time
+constexpr int kHigh = 4;                                   // tokens of a tile
+constexpr int kWide = kRegisters == 32 ? 4 : 3;            // and its rows of W,
+constexpr int kAcross = kRegisters == 32 ? 4 : 2;          // or vectors of columns
+constexpr int64_t kRows = kRegisters == 32 ? 8 : 24;       // of W that a task unpacks
+constexpr int64_t kDepth = kRegisters == 32 ? 1024 : 512;  // columns of W that it unpacks at a time: whole blocks
+constexpr int64_t kApart = kDepth + 16;                    // apart, so that rows do not share the places of the cache
+constexpr int64_t kDeep = 64;                              // rows of W that a product back unpacks at a time
 
 // Adds neighbours until lane i has the sum of x[i]'s lanes, in an order that is the same for all of them.
 template <int COUNT> CLEARHEAD_INLINE Vec<float> sums_of(Vec<float>* x) {
@@ -31,7 +33,7 @@ template <int COUNT> CLEARHEAD_INLINE Vec<float> sums_of(Vec<float>* x) {
 template <class K> struct Forward {
     const ProductJob& job;
     const int64_t first, count;  // of its rows
-    float* weights;              // (kRows, kDepth), unpacked
+    float* weights;              // (kRows, kApart), unpacked
     Vec<float>* kept;            // (tokens, kRows): sums that go on with the next columns, lane by lane
 
     // For one token, a task has many rows, so that no other task uses what it prefetches.
@@ -41,7 +43,7 @@ template <class K> struct Forward {
     }
     static int64_t tasks(const ProductJob& job) { return (job.rows + rows_of(job) - 1) / rows_of(job); }
     static int64_t scratch_bytes(const ProductJob& job) {
-        return 4 * kRows * kDepth + (job.columns > kDepth ? kProductTokens * kRows * kVectorBytes : 0);
+        return 4 * kRows * kApart + (job.columns > kDepth ? kProductTokens * kRows * kVectorBytes : 0);
     }
 
     Forward(const ProductJob& job, int64_t task, void* scratch)
@@ -49,7 +51,7 @@ template <class K> struct Forward {
           first(task * rows_of(job)),
           count(job.rows - first < rows_of(job) ? job.rows - first : rows_of(job)),
           weights(static_cast<float*>(scratch)),
-          kept(reinterpret_cast<Vec<float>*>(weights + kRows * kDepth)) {}
+          kept(reinterpret_cast<Vec<float>*>(weights + kRows * kApart)) {}
 
     void run() {
         if (job.tokens == 1) return alone();
@@ -85,7 +87,7 @@ template <class K> struct Forward {
     void multiply(int64_t k) {
         const int64_t depth = job.columns - k < kDepth ? job.columns - k : kDepth;
         const int64_t whole = depth / kLanes<float> * kLanes<float>;
-        for (int64_t r = 0; r < count; ++r) unpack<K>(row(r), k, k + depth, weights + r * kDepth);
+        for (int64_t r = 0; r < count; ++r) unpack<K>(row(r), k, k + depth, weights + r * kApart);
         for (int64_t t = 0; t < job.tokens; t += kHigh) {
             const float* x = job.x + t * job.columns + k;
             const int high = int(job.tokens - t < kHigh ? job.tokens - t : kHigh);
@@ -102,16 +104,16 @@ template <class K> struct Forward {
     template <int R> CLEARHEAD_INLINE_MEMBER void tile(const float* x, int64_t whole, int64_t depth, int64_t token,
                                                        int64_t row, int64_t k) {
         constexpr int lanes = kLanes<float>, groups = (R * kWide + lanes - 1) / lanes;
-        Vec<float> sum[groups * lanes] = {};
+        Vec<float> sum[groups * lanes];
         Vec<float>* before = kept + token * kRows + row;
-        if (k)
-            for (int r = 0; r < R; ++r)
-                for (int c = 0; c < kWide; ++c) sum[r * kWide + c] = before[r * kRows + c];
-        const float* w = weights + row * kDepth;
+#pragma GCC unroll 16
+        for (int i = 0; i < groups * lanes; ++i)
+            sum[i] = k && i < R * kWide ? before[i / kWide * kRows + i % kWide] : Vec<float>{};
+        const float* w = weights + row * kApart;
         const auto step = [&](const float* from, int64_t pitch, int64_t i) {
             Vec<float> right[kWide];
 #pragma GCC unroll 8
-            for (int c = 0; c < kWide; ++c) right[c] = load(w + c * kDepth + i);
+            for (int c = 0; c < kWide; ++c) right[c] = load(w + c * kApart + i);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Vec<float> left = load(from + r * pitch);
@@ -126,8 +128,8 @@ template <class K> struct Forward {
             step(last[0], lanes, whole);
         }
         if (k + depth < job.columns) {
-            for (int r = 0; r < R; ++r)
-                for (int c = 0; c < kWide; ++c) before[r * kRows + c] = sum[r * kWide + c];
+#pragma GCC unroll 16
+            for (int i = 0; i < R * kWide; ++i) before[i / kWide * kRows + i % kWide] = sum[i];
             return;
         }
         float result[groups * lanes];
@@ -140,7 +142,7 @@ template <class K> struct Forward {
 
 // Each task has some columns of W, of which it unpacks kDeep rows at a time.
 template <class K> struct Backward {
-    static constexpr int lanes = kLanes<float>, tile_columns = kWide * lanes;
+    static constexpr int lanes = kLanes<float>, tile_columns = kAcross * lanes;
     const ProductJob& job;
     const int64_t first, count;  // of its columns
     const int64_t width = (count + tile_columns - 1) / tile_columns * tile_columns;
@@ -184,20 +186,20 @@ template <class K> struct Backward {
         for (int r = 0; r < R && wide < tile_columns; ++r) std::memcpy(partial[r], out + r * job.columns, 4 * wide);
         float* to = wide < tile_columns ? partial[0] : out;
         const int64_t pitch = wide < tile_columns ? tile_columns : job.columns;
-        Vec<float> sum[R][kWide] = {};  // apart from the rows before: shorter chains round less
+        Vec<float> sum[R][kAcross] = {};  // apart from the rows before: shorter chains round less
         for (int64_t i = 0; i < deep; ++i, w += width) {
-            Vec<float> right[kWide];
+            Vec<float> right[kAcross];
 #pragma GCC unroll 8
-            for (int c = 0; c < kWide; ++c) right[c] = load(w + c * lanes);
+            for (int c = 0; c < kAcross; ++c) right[c] = load(w + c * lanes);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Vec<float> left = broadcast<float>(x[r * job.rows + i]);
 #pragma GCC unroll 8
-                for (int c = 0; c < kWide; ++c) sum[r][c] = fma(left, right[c], sum[r][c]);
+                for (int c = 0; c < kAcross; ++c) sum[r][c] = fma(left, right[c], sum[r][c]);
             }
         }
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < kWide; ++c)
+            for (int c = 0; c < kAcross; ++c)
                 store(to + r * pitch + c * lanes, load(to + r * pitch + c * lanes) + sum[r][c]);
         for (int r = 0; r < R && wide < tile_columns; ++r) std::memcpy(out + r * job.columns, partial[r], 4 * wide);
     }

@@ -283,6 +283,27 @@ using Q4_1 = Plain<4, true, 0>;
 using Q5_0 = Plain<5, false, 16>;
 using Q5_1 = Plain<5, true, 0>;
 
+// The same of a block that lies there. AVX2 widens bytes as it loads them, two codes of 4 bits at once.
+template <class K> CLEARHEAD_INLINE Group group_at(const uint8_t* block, const typename K::Block& read, int g) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (std::is_same_v<typename K::Block, Codes<32>>)
+        if constexpr (K::in_halves.size) {
+            const Vec<float> scale = broadcast<float>(read.scale[0]);
+            const Vec<float> offset =
+                K::has_offset ? broadcast<float>(read.offset[0]) : scale * -float(K::in_halves.centre);
+            Group group;
+            for (int i = 0; i < 2; ++i) {
+                const __m128i eight = _mm_loadl_epi64((const __m128i*)(block + K::in_halves.first + 8 * i));
+                const __m256i both = _mm256_cvtepu8_epi32(eight);
+                const __m256i code = g ? _mm256_srli_epi32(both, 4) : _mm256_and_si256(both, _mm256_set1_epi32(15));
+                group.part[i] = fma(scale, (Vec<float>)_mm256_cvtepi32_ps(code), offset);
+            }
+            return group;
+        }
+#endif
+    return group_of(read, g);
+}
+
 // A block as it is read from a file.
 template <class K> CLEARHEAD_INLINE typename K::Block block_at(const uint8_t* from) {
     typename K::Block block;
@@ -295,7 +316,7 @@ template <class K> CLEARHEAD_INLINE typename K::Block block_at(const uint8_t* fr
 template <class K> CLEARHEAD_INLINE void unpack_block(const uint8_t* block, float* to) {
     const typename K::Block read = block_at<K>(block);
     for (int g = 0; g < K::numbers / kGroup; ++g) {
-        const Group group = group_of(read, g);
+        const Group group = group_at<K>(block, read, g);
         for (int i = 0; i < kGroup / kLanes<float>; ++i) store(to + g * kGroup + i * kLanes<float>, group.part[i]);
     }
 }
@@ -316,17 +337,19 @@ template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (
     int64_t k = 0;
     for (int64_t from = 0; k + K::numbers <= columns; k += K::numbers, from += K::bytes) {
         typename K::Block read[ROWS];
+#pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
             for (int i = 0; i < K::bytes; i += 64) __builtin_prefetch(rows[r] + from + ahead + i);
             K::read(rows[r] + from, read[r]);
         }
-        for (int g = 0; g < K::numbers / kGroup; ++g) {
-            Group group[ROWS];
-            for (int r = 0; r < ROWS; ++r) group[r] = group_of(read[r], g);
-            for (int i = 0; i < kGroup / kLanes<float>; ++i)
-                for (int r = 0; r < ROWS; ++r)
-                    sum[r] = fma(load(x + k + g * kGroup + i * kLanes<float>), group[r].part[i], sum[r]);
-        }
+#pragma GCC unroll 8
+        for (int g = 0; g < K::numbers / kGroup; ++g)
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+                const Group group = group_at<K>(rows[r] + from, read[r], g);
+                for (int i = 0; i < kGroup / kLanes<float>; ++i)
+                    sum[r] = fma(load(x + k + g * kGroup + i * kLanes<float>), group.part[i], sum[r]);
+            }
     }
     return k;
 }
