@@ -75,6 +75,8 @@ def ragged(rng: np.random.Generator) -> None:
 
 
 if __name__ == "__main__":
+    if native.missing():
+        sys.exit(native.missing())
     count = int(sys.argv[1])
     settings.register_profile("here", max_examples=count, deadline=None, suppress_health_check=conftest.QUIET)
     settings.load_profile("here")
