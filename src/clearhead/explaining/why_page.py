@@ -99,8 +99,8 @@ def document(seen: Any, language: Language) -> Document:
 def _command(seen: Any) -> str:
     """What to type for another answer beside this one."""
     text = "--file CHAT.json" if not isinstance(seen.prompt, str) else shlex.quote(cut(seen.text, 60))
-    model = "" if seen.model.name == SHIPPED else f" --model {seen.model.name}"
-    return f"clearhead explain {text}{model} --against WORD --html PAGE"
+    text += "" if seen.model.name == SHIPPED else f" --model {seen.model.name}"
+    return f"clearhead explain {text} --against WORD --html PAGE"
 
 
 def numbers_of(seen: Any) -> list[OtherNumber]:
@@ -184,14 +184,11 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
         ],
         "edges": edges[: len(seen.edges)],
         "grid": rounded(-number.by_head, 4),
-        "value": number.value,
-        "many": 1,
-        "compared": single,
         "words": {
             each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone"), "so": ""}
             for each in LANGUAGES
         },
-    }
+    } | {"value": number.value, "many": 1, "compared": single}
 
 
 def _several(seen: Any) -> bool:
