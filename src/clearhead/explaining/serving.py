@@ -87,7 +87,7 @@ def _here(served: Served) -> list[dict[str, Any]]:
     return [*[{"name": first, "size": "", "reason": ""}][any(each["name"] == first for each in here) :], *here]
 
 
-def _model(served: Served, name: Any) -> LanguageModel:
+def _model(served: Served, name: Any) -> Any:
     """The model of this name, loaded in place of the other one. Raises SelectionError for one that is not listed."""
     if name not in (None, served.name):
         if name not in [each["name"] for each in _here(served) if not each["reason"]]:
