@@ -22,7 +22,6 @@ from clearhead.textbook.page import opening
 from clearhead.view.container import Document, parts
 from clearhead.words import LANGUAGES, Language, table
 
-_GONE = "another question was asked since: ask again."
 _KINDS = {"word": "words", "sentence": "sentences"}  # of parts
 
 
@@ -56,7 +55,7 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     """
     if "number" in asked:
         if served.found is None or asked["number"] != served.number:
-            raise SelectionError(_GONE)
+            raise SelectionError("another question was asked since: ask again.")
         tell({"without": without(served.found, asked, each)})
         return
     served.number, served.found = served.number + 1, None  # frees its memory
@@ -158,8 +157,9 @@ def _less_attention(again: Again, kind: str, place: Any) -> tuple[Rerun, float |
         raise SelectionError(f"there is no {kind} {place}.")
     (one,) = rerun.without(again.model, again.based, [(layer, head, *edge)], again.rest)
     if edge:
-        query, key = edge
-        return one, float(part_runs.cuts(again)[layer, head, query - rows.start, key]) if query in rows else None
+        return one, float(part_runs.cuts(again)[layer, head, edge[0] - rows.start, edge[1]]) if edge[
+            0
+        ] in rows else None
     estimate = 0.0
     for target, ran, *_ in again.based:
         back = again.model.differentiated(target.ids, [Variant()], target.rows, partial(_slope, target), ran)

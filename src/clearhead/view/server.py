@@ -34,8 +34,7 @@ _MOST = 2**18  # bytes of a request
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 Door = Callable[[Any], Awaitable[ASGIApp]]  # from what is asked, any JSON, to the response
-Tell = Callable[[dict[str, Any]], None]  # sends a line to the page
-Work = Callable[[Any, Tell, Callable[[range], Iterable[int]]], None]  # what a page asks for; iterates over its steps
+Work = Callable[[Any, Callable[[dict[str, Any]], None], Callable[[range], Iterable[int]]], None]  # asked, tell, steps
 
 
 def application(document: Callable[[], Document], doors: Mapping[str, Door], token: str) -> Starlette:
