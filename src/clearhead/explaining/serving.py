@@ -71,11 +71,10 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     def told(found: Explanation) -> None:
         tell({"stage": "heads" if any(part.hidden is not None for part in found.parts) else "parts"})
 
-    found = explain(prompt, model, answer=answer, against=against, each=each, told=told)
+    served.found = found = explain(prompt, model, answer=answer, against=against, each=each, told=told)
     document = why_page.document(found, served.language)
     header = {name: entry for name, entry in document.header.items() if name != "live"}  # the server runs the model
     arrays = {name: array for name, array in document.arrays.items() if not name.startswith("live.")}
-    served.found = found
     texts = {name: content for name, _, content in parts(replace(document, header=header, arrays=arrays))}
     tell({"page": texts, "number": served.number, "chat": chat})
 
@@ -156,10 +155,10 @@ def _less_attention(again: Again, kind: str, place: Any) -> tuple[Rerun, float |
     if head >= len(run.layers[layer].q) or (edge and edge[0] < edge[1]):
         raise SelectionError(f"there is no {kind} {place}.")
     (one,) = rerun.without(again.model, again.based, [(layer, head, *edge)], again.rest)
+    if edge and edge[0] not in rows:
+        return one, None
     if edge:
-        return one, float(part_runs.cuts(again)[layer, head, edge[0] - rows.start, edge[1]]) if edge[
-            0
-        ] in rows else None
+        return one, float(part_runs.cuts(again)[layer, head, edge[0] - rows.start, edge[1]])
     estimate = 0.0
     for target, ran, *_ in again.based:
         back = again.model.differentiated(target.ids, [Variant()], target.rows, partial(_slope, target), ran)

@@ -86,10 +86,6 @@ def weights_of(runs: Sequence[ShownRun]) -> dict[str, Door]:
     return {what: partial(weights, what) for what in ANSWERS}
 
 
-class _StoppedError(Exception):
-    """Nobody wants the run any more."""
-
-
 @dataclass(slots=True)
 class Desk:
     """Runs one piece of work at a time, in a thread; what a page asks for ends what it asked for before."""
@@ -142,14 +138,14 @@ class Desk:
         def steps(numbers: range) -> Iterator[int]:
             for number in numbers:
                 if stop.is_set() or self.ending():
-                    raise _StoppedError
+                    raise asyncio.CancelledError
                 yield number
 
         try:
             self.work(asked, tell, steps)
         except ClearheadError as error:
             tell({"error": error.one_line()})
-        except _StoppedError:
+        except asyncio.CancelledError:
             tell({"error": "the run was stopped."})
         except BaseException as error:
             tell({"error": f"{type(error).__name__}: {error}"})
