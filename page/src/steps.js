@@ -5,6 +5,7 @@ import { stepHere, toStep } from "./address.js";
 import { byId, h, select } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
 import { load } from "./container.js";
+import { isFolded } from "./long/look.js";
 import { sectionsOf, sizesOf } from "./stepsections.js";
 import { makeStory } from "./story.js";
 
@@ -53,7 +54,7 @@ export function openStory(page, place) {
     place.choose("steps", { run: Math.max(0, run), layer, head, query, key });
   };
   const follow = (/** @type {Place} */ { chosen: { run, layer, head, query: at, key } }) => {
-    if (!drawn || !has(layer)) return;
+    if (!drawn || !has(layer) || isFolded(drawn.map)) return; // unfolded, they follow what came meanwhile
     const shown = drawn;
     const query = at < 0 ? shown.story.head.n - 1 : at;
     const { batch } = runs[run] ?? state;

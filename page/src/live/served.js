@@ -23,7 +23,7 @@ async function ask(asked, signal, take) {
 
 /** @param {Page} page @param {(page: Page, live: (page: Page, place: Place) => Live) => (shell: Shell) => void} openRooms */
 export function openServed({ header }, openRooms) {
-  const { models, shipped, model } = header.serve;
+  const { model } = header.serve;
   const here = String(crypto.getRandomValues(new Uint32Array(2)));
   const state = { model, text: "", said: "", note: "", chat: false };
   let question = /** @type {any} */ ({ before: [] });
@@ -75,50 +75,56 @@ export function openServed({ header }, openRooms) {
   }
 
   return (/** @type {Shell} */ drawn) => {
-    const { t, key, main } = (shell = drawn);
-    const named = { "aria-label": t("serve text"), placeholder: t("serve text"), spellcheck: "false" };
-    const onkeydown = (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      send();
+    shell = drawn;
+    const stop = () => running?.abort();
+    const anew = (/** @type {string} */ model) => {
+      Object.assign(state, { model, said: "", chat: false });
+      update();
     };
-    const box = h("textarea", {
-      id: "serve-text",
-      rows: 2,
-      ...named,
-      oninput: () => (state.text = box.value),
-      onkeydown,
-    });
-    const nameOf = (/** @type {any} */ { name, size, reason }) =>
-      `${name === shipped ? t("serve shipped") : name} ${reason || size}`;
-    const anew = (/** @type {string} */ name) => (
-      Object.assign(state, { model: name, said: "", chat: false }),
-      update()
-    );
-    const choice = select(
-      "serve-model",
-      models.map((/** @type {any} */ each) => [each.name, nameOf(each)]),
-      state.model,
-      anew,
-    );
-    choice.ariaLabel = t("serve model");
-    const act = h("button", { id: "serve-ask", onclick: () => (running ? running.abort() : send()) });
-    const fresh = h("button", { onclick: () => anew(state.model) }, t("serve new"));
-    const [said, note] = [h("p.said", { "aria-live": "polite" }), h("p", { role: "status" })];
-    const element = h("div.try.served", h("div.try-line", choice, fresh), h("div.try-line", box, act), said, note);
-    update = () => {
-      if (box.value !== state.text) box.value = state.text;
-      act.textContent = t(running ? "serve stop" : "serve ask");
-      element.ariaBusy = String(Boolean(running));
-      fresh.hidden = !state.chat;
-      said.replaceChildren(...(state.said ? [h("b", question.text), " ", state.said.trim()] : []));
-      note.className = state.note ? "ribbon" : "note";
-      note.textContent = /^serve \w+$/.test(state.note) ? t(state.note) : state.note || t("serve how");
-    };
-    key("t", () => box.focus());
-    main.append(element);
+    const bar = askingBar(shell, header.serve, state, () => (running ? stop() : send()), send, anew);
+    update = () => bar.update(Boolean(running), question.text);
+    shell.key("t", () => bar.box.focus());
+    shell.main.append(bar.element);
     update();
     draw(shell);
+  };
+}
+
+/**
+ * The box to type in, the choice of the model, and the answer as it comes.
+ * @param {Shell} shell @param {any} serve @param {{model: string, text: string, said: string, note: string, chat: boolean}} state
+ * @param {() => void} act      asks, or stops the run @param {() => void} send @param {(model: string) => void} anew
+ */
+function askingBar({ t }, { models, shipped }, state, act, send, anew) {
+  const named = { "aria-label": t("serve text"), placeholder: t("serve text"), spellcheck: "false" };
+  const onkeydown = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  const oninput = () => (state.text = box.value);
+  const box = h("textarea", { id: "serve-text", rows: 2, ...named, oninput, onkeydown });
+  const options = models.map((/** @type {any} */ { name, size, reason }) => [
+    name,
+    `${name === shipped ? t("serve shipped") : name} ${reason || size}`,
+  ]);
+  const choice = select("serve-model", options, state.model, anew);
+  choice.ariaLabel = t("serve model");
+  const asks = h("button", { id: "serve-ask", onclick: act });
+  const fresh = h("button", { onclick: () => anew(state.model) }, t("serve new"));
+  const [said, note] = [h("p.said", { "aria-live": "polite" }), h("p", { role: "status" })];
+  const element = h("div.try.served", h("div.try-line", choice, fresh), h("div.try-line", box, asks), said, note);
+  return {
+    ...{ box, element },
+    update(/** @type {boolean} */ running, /** @type {string} */ question) {
+      if (box.value !== state.text) box.value = state.text;
+      asks.textContent = t(running ? "serve stop" : "serve ask");
+      element.ariaBusy = String(running);
+      fresh.hidden = !state.chat;
+      said.replaceChildren(...(state.said ? [h("b", question), " ", state.said.trim()] : []));
+      note.className = state.note ? "ribbon" : "note";
+      note.textContent = /^serve \w+$/.test(state.note) ? t(state.note) : state.note || t("serve how");
+    },
   };
 }
 

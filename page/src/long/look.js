@@ -15,7 +15,7 @@ import { endOf, follow as bringIntoView, frame, settle, showWhole, zoom } from "
 
 /** @type {Look | null} the one that is drawn again with the window's size */
 let latest = null;
-addEventListener("resize", () => latest && refresh(latest));
+addEventListener("resize", () => latest && (latest.stale ? moved(latest) : refresh(latest))); // or unfolded
 
 /** Put a head on the page. @param {Source} source @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, again: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it of another run */
 export async function openLook(source, here, heading, follows) {
@@ -75,6 +75,7 @@ export function lookAt(source) {
     row: /** @type {Float32Array | null} */ (null), // weights of the chosen query, by key token
     column: /** @type {Float32Array | null} */ (null), // weights on the chosen key, by query token
     nonfinite: false, // NaN or infinity is among the weights
+    stale: false, // what is said of the cell waits until somebody sees it
     /** The elements whose content changes. */
     parts: {
       canvas,
@@ -218,16 +219,19 @@ export async function moved(look, wait) {
   const [row, column] = await Promise.all(lines).catch((why) => (look.failed(why), []));
   if (!still()) return;
   Object.assign(look, { row, column });
-  refresh(look);
-  const words = readout(look, shell.t);
-  write(parts.readout, words);
-  shell.say(words);
-  fillLists(look, (query, key) => jump(look, query, key));
+  look.stale = isFolded(parts.box);
+  if (!look.stale) {
+    refresh(look);
+    const words = readout(look, shell.t);
+    write(parts.readout, words);
+    shell.say(words);
+    fillLists(look, (query, key) => jump(look, query, key));
+    look.dive.show(look);
+    fillTable(look, still);
+  }
   shadeText(look);
   follow(look, state.query);
-  look.dive.show(look);
   place.live?.edges(look);
-  fillTable(look, still);
   toLink(state, true);
   place.choose("map", { ...state.address, query: state.query, key: state.key });
 }

@@ -52,11 +52,8 @@ function listenToDrag(look) {
   /** @type {Map<number, {x: number, y: number}>} */
   const down = new Map();
   let dragging = false;
-  const middle = () =>
-    [...down.values()].reduce((sum, { x, y }) => ({ x: sum.x + x / down.size, y: sum.y + y / down.size }), {
-      x: 0,
-      y: 0,
-    });
+  const mean = (/** @type {"x" | "y"} */ axis) => [...down.values()].reduce((sum, at) => sum + at[axis], 0) / down.size;
+  const middle = () => ({ x: mean("x"), y: mean("y") });
   const spread = () => {
     const [a, b] = down.values();
     return b ? Math.hypot(a.x - b.x, a.y - b.y) : 0;
