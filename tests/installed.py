@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-if sys.argv[1].endswith((".whl", ".tar.gz")):
+if __name__ == "__main__" and sys.argv[1].endswith((".whl", ".tar.gz")):
     with TemporaryDirectory() as folder:
         file, check = (str(Path(path).resolve()) for path in (sys.argv[1], __file__))
         python = str(Path(folder, "alone", "Scripts" if os.name == "nt" else "bin", "python"))

@@ -489,7 +489,7 @@ def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeyp
     assert "GGUF" in listed["lmstudio:someone/tiny"]["reason"]
     assert listed["(the shipped model)"]["family"] == "gpt2"
     assert main(["models", "--lang", "zh"]) == 0
-    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.partition("\n\n")[0].splitlines())
     assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
     assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
     assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1

@@ -125,7 +125,7 @@ def test_the_command_prints_both_tables(capsys):
     np.testing.assert_allclose(data["variance"], why_scale((1, 64), keys=8).variance)
     assert main(["scale"]) == 0
     said = capsys.readouterr().out
-    shown = [line.split() for line in said.splitlines() if line.lstrip()[:1].isdigit()]
+    shown = [line.split() for line in said.splitlines() if line[:11].strip().isdigit()]
     scale = why_scale((1, 4, 16, 64, 256))
     tables = np.hstack([scale.variance, np.stack([scale.largest, scale.slope], -1).reshape(5, 4)])
     np.testing.assert_allclose(np.array([row[1:] for row in shown[:5]], float), tables, atol=6e-5)

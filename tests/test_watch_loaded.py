@@ -99,7 +99,7 @@ def test_what_a_decoder_cannot_do_in_a_block_is_refused(tmp_path: Path):
     with pytest.raises(RuleError, match=r"without PyTorch.\n\nhint: ch.explain"), ch.watch(model, causes=True):
         pass
     cut = ch.cut(queries=3, keys=0)
-    with pytest.raises(RuleError, match=r"nothing else.\n\nhint: model.run\(text\) for each"), ch.change(model, cut):
+    with pytest.raises(RuleError, match=r"text\) alone.\n\nhint: call model.run\(text\) once"), ch.change(model, cut):
         model.generate([2, 3], 4)
     with pytest.raises(RuleError, match=r"never acted: .* did not run inside the block"), ch.change(model, cut):
         pass
