@@ -153,7 +153,9 @@ function go(/** @type {Room} */ room, /** @type {Address} */ { run, layer: place
 /** The heads again; where one has the focus, the chosen one gets it. @param {Room} room */
 function redrawFront(room) {
   const focused = room.front.contains(document.activeElement) && document.activeElement?.hasAttribute("data-place");
+  const top = scrollY; // meanwhile the page is shorter, and its end may be in view
   drawFront(room);
+  scrollTo({ top, behavior: "instant" });
   const chosen = /** @type {HTMLElement | null} */ (room.front.querySelector('[aria-pressed="true"]'));
   if (focused) chosen?.focus({ preventScroll: true });
 }
