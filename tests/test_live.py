@@ -133,7 +133,7 @@ def expected(model, ids, change, kind):
     return model.decoder.logits(stream[-1:])[0]
 
 
-@pytest.mark.parametrize("count", [pytest.param(60, marks=pytest.mark.smoke), 200])
+@pytest.mark.parametrize("count", [pytest.param(30, marks=pytest.mark.smoke), 200])
 def test_texts_and_changes_give_the_numbers_of_the_library(running, model, explained, count):
     rng = fresh()
     with opened(running, explained, wait=".try") as page:
