@@ -155,7 +155,7 @@ function redrawFront(room) {
   const focused = room.front.contains(document.activeElement) && document.activeElement?.hasAttribute("data-place");
   const top = scrollY; // meanwhile the page is shorter, and its end may be in view
   drawFront(room);
-  scrollTo({ top, behavior: "instant" });
+  if (scrollY !== top) scrollTo({ top, behavior: "instant" });
   const chosen = /** @type {HTMLElement | null} */ (room.front.querySelector('[aria-pressed="true"]'));
   if (focused) chosen?.focus({ preventScroll: true });
 }
