@@ -80,6 +80,10 @@ def _check_targets(options: argparse.Namespace) -> None:
     for target in targets:
         if isinstance(target, str):
             check_writable(target)
+    if isinstance(targets[1], str):
+        from clearhead.view.page import check_name
+
+        check_name(targets[1])
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -108,9 +112,11 @@ def _answered(options: argparse.Namespace, asked: set[str]) -> int:
 
     Only steps are shown for a chosen token, a generated text, and a model that predicts no next token.
     """
+    from clearhead.explaining.steps import places_of
     from clearhead.models.finding import load_model
 
     console, model = console_of(options), load_model(options.model)
+    places_of(model, options.layer, options.head)  # raises before the work
     shown = arguments.shown(asked)
     of_answer, way, alone = (part in shown for part in ("answer", "way", "alone"))
     steps, cause = alone or "steps" in shown, None

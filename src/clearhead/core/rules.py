@@ -129,15 +129,6 @@ def along(axis: str) -> frozenset[str]:
     return frozenset(name for name, rule in RULES.items() if any(axis in axes for axes in rule.fields.values()))
 
 
-def fields_along(*axes: str) -> tuple[str, ...]:
-    """The fields of a Problem that lie along exactly these axes.
-
-    >>> fields_along("batch")
-    ('kv_lengths', 'query_lengths', 'query_offset')
-    """
-    return tuple(field for field, each in FIELDS.items() if each == axes)
-
-
 def check_names(rules: Rules) -> None:
     """Raise UnknownNameError for a name that is not in the table."""
     for name in rules:

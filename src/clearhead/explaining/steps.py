@@ -67,8 +67,7 @@ def steps_of_text(
     said = loaded.generate([token.id for token in reading.tokens], more) if more else []
     reading = continued(loaded, Reading(reading.text, reading.tokens, []), said)
     place = find_token(reading.tokens, reading.text, token)
-    numbers = layer_numbers(loaded)
-    asked = _place_of("layer", layer, numbers), _place_of("head", head, range(loaded.config.heads))
+    numbers, asked = layer_numbers(loaded), places_of(loaded, layer, head)
     run = forward_pass(loaded, reading.tokens, each)
     entropy = entropy_of(run, place)
     number, head_of_it, change = _chosen(loaded, run, place, entropy, asked)
@@ -101,6 +100,11 @@ def steps_of_text(
         logits=None if run.logits is None else run.logits[-1],
         ways=ways(loaded, run, place, after) if isinstance(loaded, Model) else [],  # only here do the parts add up
     )
+
+
+def places_of(model: LanguageModel, layer: int | None, head: int | None) -> tuple[int | None, int | None]:
+    """Return a layer's and a head's places in the model's runs. Raises SelectionError if there are none."""
+    return _place_of("layer", layer, layer_numbers(model)), _place_of("head", head, range(model.config.heads))
 
 
 def _place_of(name: str, value: int | None, known: Sequence[int]) -> int | None:

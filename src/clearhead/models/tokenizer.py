@@ -113,9 +113,7 @@ class Tokenizer:
 
     def _tokens(self, encoded: Any, text: str) -> list[Token]:
         if not encoded.ids or not text:
-            raise ShapeError(
-                "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
-            )
+            raise ShapeError("the text is empty: there is no token to explain.", 'a text such as "mary had a".')
         if (top := max(encoded.ids)) >= self.vocabulary:
             raise FileError(f"the tokenizer gives id {top}, but the model's vocabulary has {self.vocabulary} tokens.")
         self.fits(len(encoded.ids))

@@ -70,10 +70,15 @@ def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> Non
 
     Raises FileError, before any work, if the name is not that of an HTML file, and if the file cannot be written.
     """
+    check_name(path)
+    write_whole(path, encoded(document()))
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raise FileError if the name is not that of an HTML file."""
     place = Path(read_path(path))
     if place.suffix.lower() not in ("", ".html", ".htm"):
         raise FileError(f"{place.name}: the name of a page must end in .html.", f"{place.stem}.html")
-    write_whole(path, encoded(document()))
 
 
 def _hash(text: str) -> str:
