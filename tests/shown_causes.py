@@ -104,7 +104,7 @@ class Truth:
             assert {*names} <= {*least}, said
             return
         assert not sure, said
-        if said.startswith("hiding any one part"):
+        if said.startswith("hiding a single part"):
             assert (self.changes >= -1e-3).all(), said
             return
         little = re.fullmatch(r"no single part decides: .*, “.*” still has (\S+) of (\S+)\.", said)

@@ -110,7 +110,7 @@ def test_trace_finds_the_error_in_the_wrong_example(wrong):
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
     assert "the first wrong step is scores, by up to 3: it is Q·K, not Q·Kᵀ: K is not transposed" in said
-    assert "weights: wrong too, and off by up to 0.008807 from what the claimed scores would give" in said
+    assert "weights: wrong too, by up to 0.008807 from what the claimed scores would give" in said
     for row in ("6.5000  10.0000", "2.0000   3.5000", "0.0050   0.9950", "0.0558   0.9442", "0.9224   2.1553"):
         assert row in done.stdout
     assert "K 没有转置" in call("trace", wrong, "--lang", "zh").stdout

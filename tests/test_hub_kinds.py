@@ -222,7 +222,7 @@ def test_the_first_line_says_where_hiding_does_not_hold():
     found = ch.explain(TEXT, (made("ZayaForCausalLM", "ZayaConfig", FOUR), tokenizer(WORDS)), answer=0)
     assert found.leak is not None
     first = " ".join(str(found).split("\n")[:2])
-    assert first.startswith("Hiding leaks in this model: replacing the hidden tokens still")
+    assert first.startswith("Hiding leaks in this model: other tokens in the hidden places still")
     assert all(f"{number:.2f}" in first for number in found.leak)
     assert "Hiding leaks" in found.to_html()
     assert found.to_json()["leak"] == found.leak

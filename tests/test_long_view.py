@@ -129,7 +129,7 @@ def test_the_legend_says_where_the_colour_scale_ends(running, written, small, tm
         legend = page.locator(".here .legend").text_content()
         assert float(re.search(r"≥ ([\d.]+)", legend)[1]) == pytest.approx(end, rel=6e-3)
         assert "90th percentile" in legend
-        assert "query 0 left out" in legend
+        assert "not counting query 0" in legend
         assert "masked" in legend
         assert "NaN" not in legend
     with mapped(running, place) as page:

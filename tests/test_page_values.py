@@ -190,7 +190,7 @@ def test_a_page_writes_the_output_or_says_how_to_get_the_values(running):
             truth.output[3, 5, :4], rel=6e-3, abs=1e-4
         )
     without = {
-        "the page has no values (v)": matrix.to_html(),
+        "This page has no values (v)": matrix.to_html(),
         "save(…, v=v) adds them": matrix.to_html(),
         "This head is stored as an image": long.document([long.ShownRun("", [layer])], room=1),
     }

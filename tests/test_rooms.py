@@ -151,7 +151,7 @@ def test_each_line_of_the_arithmetic_is_the_references_number(running, rules):
         assert all(np.isclose(k[0, j], x, rtol=1e-3, atol=1e-4).any() for x in terms)
         assert float(result["dot product"]) == pytest.approx(trace.scores[0, i, j], rel=1e-3, abs=1e-4)
         assert float(result["scaled"]) == pytest.approx(trace.scaled[0, i, j], rel=1e-3, abs=1e-4)
-        assert float(result["log of the sum over the keys"]) == pytest.approx(trace.logsumexp[0, i], rel=1e-3, abs=1e-4)
+        assert float(result["log-sum-exp over the keys"]) == pytest.approx(trace.logsumexp[0, i], rel=1e-3, abs=1e-4)
         assert float(result["softmax"]) == pytest.approx(trace.weights[0, i, j], rel=1e-3, abs=1e-7)
         mixed = trace.weights[0, i, j] * v[0, j]
         assert vector(result["weight times value"]) == pytest.approx(mixed, rel=6e-3, abs=1e-4)

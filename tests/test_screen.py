@@ -124,7 +124,7 @@ def test_a_leader_is_another_word_and_a_fragment_says_so():
         (-4.0, -0.3, "No single head carries it."),
         (-0.1, -1.0, "So: no single part decides: without “had”, “lamb” still has 86.99% of 88.08%."),
         (1.0, 1.0, "Without “had”: “lamb” rises to 95.26%."),
-        (1.0, 1.0, "So: hiding any one part makes “lamb” no less likely."),
+        (1.0, 1.0, "So: hiding a single part never makes “lamb” less likely."),
         (1.0, 1.0, "No single head carries it."),
     ],
 )

@@ -119,7 +119,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"w_o": False}, "output", "the heads side by side (concatenated): there is no W^O to mix them",
      "各个头并排拼接即为输出：没有 W^O 来混合它们"),
     ({"spans": (LABELS, LABELS, TABLE)}, "biased",
-     "a number added to the scores for each pair of a query's and a key's span; -∞ forbids",
+     "a number added to each score by the spans of its query and its key; -∞ forbids",
      "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"),
     ({"scale": 0.3}, "scaled", "scaled, so that the softmax does not put everything on one key",
      "缩放得分，避免 softmax 把权重全部压在一个键上"),
@@ -129,7 +129,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str, str]] = [
     (COLUMNS, "weights", "no weight is negative, and each column, the weights of one query, sums to 1", ""),
     (COLUMNS, "concat", "the heads one above the other", ""),
     ({**COLUMNS, "sinks": [0.5, 1.0]}, "weights",
-     "no weight is negative; each column, the weights of one query, and its sink's share sum to 1",
+     "no weight is negative; each column, the weights of one query, sums to 1 together with its sink's share",
      "权重非负；每一列是一个查询的权重，它们与汇点所占份额之和为 1"),
 ]  # fmt: skip
 
