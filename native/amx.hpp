@@ -1,7 +1,7 @@
 // Products of bfloat16 numbers in the tile registers of Intel's AMX, each of 16 rows of 64 bytes. An instruction
-// multiplies 16 cells of the depth: the products of even numbers and those of odd ones are a chain each, whose sum is
-// added to the element. Numbers below the normal range count as 0. A sum may begin and end at any cell, since weights
-// of 0 change no bit, but is cut at multiples of kTileCells only.
+// multiplies 16 cells of the depth: it sums the products of even numbers and those of odd ones in two chains, and adds
+// their sum to the element. Numbers below the normal range count as 0. A sum may begin and end at any cell, since
+// weights of 0 change no bit, but is cut at multiples of kTileCells only.
 #pragma once
 
 #include "attend.hpp"

@@ -1,5 +1,5 @@
-// Each row's key of the largest logit, and what all its other keys answer: their own online softmax, with their own
-// maximum, so that nothing is lost where the largest logit lies far above them (core/effects.py, Others).
+// Finds each row's key with the largest logit, and runs an online softmax over all its other keys, with their own
+// maximum, so that no digits are lost where the largest logit lies far above them (core/effects.py, Others).
 #pragma once
 
 #include "weight_tiles.hpp"

@@ -1,7 +1,7 @@
 // The row pass with the statistic `received`, the sum of the weights on each key, in the order of the column pass
-// (columns.hpp). What it needs of a block of rows stays in the cache until their log-sum-exp is known. With an output
-// that is their weights, each relative to its row's maximum at the time: the sums cost a multiply-add each. Without
-// one, where a column pass may answer instead, it is the scores, for the bits of that pass.
+// (columns.hpp). A block of rows stays in the cache until their log-sum-exp is known. If there is an output, it stays
+// as weights, each relative to its row's maximum at the time, and each sum costs a multiply-add. If there is none, it
+// stays as scores, for the same bits as a column pass, which may run instead.
 #pragma once
 
 #include "row_results.hpp"

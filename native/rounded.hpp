@@ -1,5 +1,5 @@
-// Products by packed codes in integers, where the processor multiplies bytes four times as fast as floats. A token's
-// numbers are whole numbers times a scale, in three digits; a block's sum of such numbers times codes is exact.
+// Integer products by packed codes, for processors that multiply bytes four times as fast as floats. A token's numbers
+// become whole numbers of three digits times a scale; a block's sum of such numbers times codes is exact.
 #pragma once
 
 #include "attend.hpp"

@@ -1,5 +1,5 @@
-// The k numbers of largest magnitude of a whole matrix, and of a row. Both keep magnitudes; a bit of the place keeps a
-// number's sign.
+// The k numbers of largest magnitude of a whole matrix, and of a row. Both lists keep magnitudes; one bit of a number's
+// index keeps its sign.
 #pragma once
 
 #include "top.hpp"
