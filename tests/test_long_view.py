@@ -110,11 +110,11 @@ def test_tokens_take_the_focus_and_a_link_opens_the_cell_it_names(running, writt
         assert page.evaluate("document.activeElement.dataset.token") == "18"
         page.keyboard.press("]")
         until(page, "location.hash.includes('at=0.0.1')")
-        page.evaluate("location.hash = '#at=0.1.3&cell=9.2&by=sink&show=weights'")
+        page.evaluate("location.hash = '#at=0.1.3&cell=9.2&show=weights'")
         page.reload()
         ready(page)
         result = state(page)
-        named = {"at": "0.1.3", "cell": "9.2", "by": "sink", "show": "weights"}
+        named = {"at": "0.1.3", "cell": "9.2", "show": "weights"}
         assert {name: result[name] for name in named} == named
         page.locator(".heads .head").first.click()
         until(page, "location.hash.includes('at=0.0.0')")

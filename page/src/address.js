@@ -2,7 +2,6 @@
 // own model runs and what is changed, the step.
 
 import { SHOWS } from "./long/effects.js";
-import { PICTURES } from "./long/grid.js";
 import { unchanged } from "./model/attention.js";
 
 /** The parts of the address now. */
@@ -14,38 +13,33 @@ let waiting = {};
 let later;
 addEventListener("hashchange", () => (waiting = {})); // the reader went elsewhere
 
-/** Soon: many moves of the pointer are one change of the address, and none waits for it. @param {Record<string, string | null>} more */
-function writeSoon(more) {
+/** Writes parts of the address soon and leaves the others; null takes one away. Many moves of the pointer are one change. @param {Record<string, string | null>} more */
+function write(more) {
   Object.assign(waiting, more);
   clearTimeout(later);
-  later = setTimeout(write, 150);
+  later = setTimeout(() => {
+    const now = parts();
+    for (const [name, value] of Object.entries(waiting)) {
+      if (value === null) now.delete(name);
+      else now.set(name, value);
+    }
+    waiting = {};
+    const link = `#${now}`.replace(/=(?=&|$)/g, "");
+    try {
+      if (link !== location.hash) history.replaceState(null, "", link);
+    } catch {
+      // a frame without an address has no links
+    }
+  }, 150);
 }
 
-/** Writes parts of the address and leaves the others; null takes one away. @param {Record<string, string | null>} [more] */
-function write(more = {}) {
-  const now = parts();
-  Object.assign(more, { ...waiting, ...more });
-  waiting = {};
-  for (const [name, value] of Object.entries(more)) {
-    if (value === null) now.delete(name);
-    else now.set(name, value);
-  }
-  const link = `#${now}`.replace(/=(?=&|$)/g, "");
-  try {
-    if (link !== location.hash) history.replaceState(null, "", link);
-  } catch {
-    // a frame without an address has no links
-  }
-}
-
-/** @param {any} state @param {boolean} [soon] */
-export function toLink(state, soon = false) {
+/** The place on the map. @param {Look} look */
+export function toLink({ state, chosen: { run, layer, head, query, key } }) {
   if (state.quiet) return;
-  const { address, query, key, view, statistic, shows } = state;
-  (soon ? writeSoon : write)({
-    ["at"]: `${address.run}.${address.layer}.${address.head}`,
+  const { view, shows } = state;
+  write({
+    ["at"]: `${run}.${layer}.${head}`,
     ["cell"]: `${query}.${key}`,
-    ["by"]: statistic,
     ["show"]: shows,
     ["view"]: view && [view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_"),
   });
@@ -57,20 +51,22 @@ const numbers = (name, by) => (parts().get(name) ?? "").split(by).map(Number);
 /** The query and the key that the address names. */
 export const cellHere = () => numbers("cell", ".");
 
-export function fromLink(/** @type {any} */ state, /** @type {any[]} */ runs) {
+/** @param {Look["state"]} state @param {Chosen} chosen @param {Header["runs"]} runs */
+export function fromLink(state, chosen, runs) {
   const now = parts();
   const [run, layer, head] = numbers("at", ".");
-  if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
-  state.address = { run, layer, head };
+  const shown = runs[run]?.layers[layer];
+  if (shown?.heads[head] === undefined) return;
+  Object.assign(chosen, { run, layer, head });
   const [query, key] = cellHere();
-  const layerShown = runs[run].layers[layer];
-  if (query >= 0 && query < layerShown.queries && key >= 0 && key < layerShown.keys)
-    Object.assign(state, { query, key, pinned: true });
+  if (query >= 0 && query < shown.queries && key >= 0 && key < shown.keys) {
+    Object.assign(chosen, { query, key });
+    state.pinned = true;
+  }
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
   const shows = now.get("show") ?? "";
-  if (layerShown.statistics.effect && SHOWS.includes(shows)) state.shows = shows;
-  if (Object.hasOwn({ ...layerShown.statistics, [PICTURES]: 0 }, now.get("by") ?? "")) state.statistic = now.get("by");
+  if (shown.statistics.effect && SHOWS.includes(shows)) state.shows = /** @type {Shows} */ (shows);
 }
 
 /** Is the run as the model is trained to be run? @param {Change} change */
@@ -83,7 +79,7 @@ export function toAddress(text, change) {
     const places = [value].flat().map((each) => [each].flat().join("."));
     return [name, JSON.stringify(value) === JSON.stringify(usual[name]) ? null : places.join("_")];
   });
-  writeSoon({ ["try"]: text, ...Object.fromEntries(said) });
+  write({ ["try"]: text, ...Object.fromEntries(said) });
 }
 
 /** The text and the change that the address says, else those of the page. @param {string} text @returns {{text: string, change: Change}} */
@@ -108,7 +104,10 @@ export function fromAddress(text) {
 /** The step that the address names. */
 export const stepHere = () => [...parts().keys()].find((name) => name.startsWith("step-"))?.replace("step-", "");
 
-export const toStep = (/** @type {string} */ step) => write({ [`step-${stepHere()}`]: null, [`step-${step}`]: "" });
+export function toStep(/** @type {string} */ step) {
+  const others = [...parts().keys(), ...Object.keys(waiting)].filter((name) => name.startsWith("step-"));
+  write({ ...Object.fromEntries(others.map((name) => [name, null])), [`step-${step}`]: "" });
+}
 
 /** The stop of the tour, or null. @param {number | null} stop */
 export const toStop = (stop) => write({ ["tour"]: stop === null ? null : String(stop) });

@@ -23,8 +23,8 @@ export function openRooms(page, served) {
   if (learning) return openLesson(page);
   if (header.serve) return openServed(page, openRooms);
   const place = newPlace(layers ? chosenBySteps(header) : mostStructured(runs));
-  const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;
+  const map = runs.length ? openLong(page, place) : null; // which goes where the address says
   const open = served ?? (header.live && openLive);
   /** @type {Live | null} */
   const live = open ? (place.live = open(page, place)) : null;
@@ -76,6 +76,7 @@ export function openRooms(page, served) {
       shell.main.append(inner, below);
     }
     draw();
+    place.again();
     if (!live) return;
     live.redraw = () => {
       answer.fill();

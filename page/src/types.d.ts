@@ -120,8 +120,9 @@ interface Source {
   dive: ReturnType<typeof import("./dive.js").diveRoom>;
   place: Place;
   shell: Shell;
+  here: HTMLElement;
   head: Head;
-  pick(at: Address): void;
+  pick(at: Address): void; // goes round where there is no such layer or head
   again(): Promise<void>; // draws the head again, from the present state
   failed(why: unknown): null;
 }

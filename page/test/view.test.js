@@ -9,7 +9,7 @@ test("the view stays inside the matrix, and a zoom keeps its point where it is",
     [3, 9000, 400],
     [1, 1, 300],
   ]) {
-    const shown = { queries: n, keys: m, view: { y: 0, x: 0, step: 1 }, cell: { i: n - 1, j: m >> 1 } };
+    const shown = { queries: n, keys: m, view: { y: 0, x: 0, step: 1 }, chosen: { query: n - 1, key: m >> 1 } };
     const f = frame(width, shown);
     const inside = () => {
       const { y, x, step } = shown.view;
@@ -27,7 +27,7 @@ test("the view stays inside the matrix, and a zoom keeps its point where it is",
     follow(shown, f);
     inside();
     const { y, x, step } = shown.view;
-    const [i, j] = [(shown.cell.i - y) / step, (shown.cell.j - x) / step];
+    const [i, j] = [(shown.chosen.query - y) / step, (shown.chosen.key - x) / step];
     assert.ok(i > -1e-6 && i + 1 / step < f.high + 1e-6 && j > -1e-6 && j + 1 / step < f.side + 1e-6);
     Object.assign(shown.view, { y: -5, x: 1e9, step: 1e9 });
     settle(shown, f);

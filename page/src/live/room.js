@@ -6,7 +6,7 @@ import { largest } from "../numbers.js";
 import { drawArcs } from "../long/text.js";
 import { engineOf, show } from "./engine.js";
 
-/** @typedef {{row: Float32Array | null, cell: {i: number}, head: Head, parts: {text: HTMLElement}}} Shown      of the map */
+/** @typedef {{row: Float32Array | null, chosen: Chosen, parts: {text: HTMLElement}}} Shown      of the map */
 
 const REST = 500; // milliseconds
 const [ARCS, ARC] = [6, 0.01]; // of a query so many, and the least weight
@@ -125,11 +125,10 @@ export function mark({ hidden, off }) {
 }
 
 /** What the chosen query looks at, as arcs over the text, and what is cut; a click cuts or puts back. @param {Shown} look @param {Change} change @param {(key: number, query: number) => void} cut */
-function edges({ row, cell, head, parts }, { cuts }, cut) {
+function edges({ row, chosen: { layer, head, query }, parts }, { cuts }, cut) {
   if (!row) return;
-  const { address } = head;
-  const here = String([address.layer, address.head, cell.i]);
+  const here = String([layer, head, query]);
   const gone = cuts.filter((each) => String(each.slice(0, 3)) === here).map((each) => each[3]);
   const arcs = [...largest(row, ARCS, undefined, ARC), ...gone].map((key) => [key, gone.includes(key) ? 0 : row[key]]);
-  drawArcs(parts.text, cell.i, /** @type {[number, number][]} */ (arcs), (key) => cut(key, cell.i));
+  drawArcs(parts.text, query, /** @type {[number, number][]} */ (arcs), (key) => cut(key, query));
 }

@@ -1,12 +1,10 @@
-// All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
+// All heads, layers × heads: of each its picture, framed by what it did for the answer; below them the caption of one.
 
 import { thenOf } from "../causes.js";
-import { css, drawColours, signed, weighed } from "../colour.js";
+import { css, inkOn, signed } from "../colour.js";
 import { ARROWS, h, scrollWithin } from "../dom.js";
-import { bare, fmt, listOf, short, withSign } from "../numbers.js";
+import { bare, short, withSign } from "../numbers.js";
 
-export const PICTURES = "weights"; // in place of a statistic
-export const OFF = "off"; // likewise: what a run without the head changes, where the page says what made the answer
 const LABELLED = 24; // up to so many heads have their kinds below their pictures
 const MANY = 64; // from so many heads on their pictures are small
 
@@ -37,46 +35,36 @@ export function captionOf(page, run, layer, head, { t, language }) {
 }
 
 /**
- * @param {Page} page @param {string} statistic @param {Address} chosen
- * @param {(layer: number, head: number) => void} choose @param {Shell} shell
+ * @param {Page} page @param {Chosen} chosen @param {(layer: number, head: number) => void} choose @param {Shell} shell
  * @param {ReturnType<typeof import("./thumbnails.js").thumbnails>} pictures
  * @param {Answer} said      where a head's caption stands, and what is done where one is pointed at, or none any more
  */
-export function grid(page, statistic, chosen, choose, shell, pictures, said) {
+export function grid(page, chosen, choose, shell, pictures, said) {
   const { t, say } = shell;
   const { why } = page.header;
   const { layers } = page.header.runs[chosen.run];
-  const pictured = statistic === PICTURES;
-  const valuesOf = (/** @type {number} */ layer) =>
-    statistic === OFF ? why.grid[layer] : (layers[layer].statistics[statistic] ?? []);
-  const values = layers.flatMap((_, index) => valuesOf(index)).filter((x) => x !== null);
-  const [least, most] = [Math.min(...values), Math.max(...values)];
-  const shade = weighed(values.length ? most - least || 1 : 1, "linear");
-  const tint = signed("contributions", Math.max(most, -least), "sqrt");
+  const effects = layers.map(
+    ({ statistics, heads }, index) => why?.grid[index] ?? statistics.effect ?? heads.map(() => null),
+  );
+  const tint = signed("contributions", Math.max(...effects.flat().map(Math.abs)), "sqrt");
   const widest = Math.max(...layers.map((layer) => layer.heads.length));
   const count = headsOf(page.header.runs[chosen.run]);
-  const labelled = pictured && count <= LABELLED && widest <= 8;
+  const labelled = count <= LABELLED && widest <= 8;
   const wordsOf = (/** @type {number} */ index, /** @type {number} */ place) => {
-    const value = valuesOf(index)[place] ?? null;
-    const number =
-      value === null
-        ? t("unknown")
-        : statistic !== OFF
-          ? fmt(value, 3)
-          : why.ran
-            ? thenOf(why, -value)
-            : withSign(value, short);
-    const name = nameOfHead(layers, index, place, t) + (pictured ? "" : ` (${number})`);
+    const effect = effects[index][place];
+    const number = why?.ran ? thenOf(why, -effect) : withSign(effect, short);
+    const name = nameOfHead(layers, index, place, t) + (effect === null ? "" : ` (${number})`);
     return `${name}: ${captionOf(page, chosen.run, index, place, shell)}`;
   };
   const button = (/** @type {number} */ index, /** @type {number} */ place) => {
-    const layer = layers[index];
-    const value = pictured ? null : valuesOf(index)[place];
-    const words = wordsOf(index, place);
+    const [words, effect] = [wordsOf(index, place), effects[index][place]];
     const here = chosen.layer === index && chosen.head === place;
-    const colour = value === null ? null : statistic === OFF ? tint.colour(value) : shade.colour(value - least);
+    const colour = effect === null ? null : tint.colour(effect);
     const attributes = {
-      style: { "grid-area": placeOf(index, place, !pictured), ...(colour && { background: css(colour) }) },
+      style: {
+        "grid-area": `${index + 1} / ${place + 2}`,
+        ...(colour && { "--did": css(colour), color: inkOn(colour) === "dark" ? "#000" : "#fff" }),
+      },
       title: words,
       "aria-label": words,
       "aria-pressed": String(here),
@@ -86,38 +74,25 @@ export function grid(page, statistic, chosen, choose, shell, pictures, said) {
       onpointerenter: () => said.show(index, place),
       onfocus: () => (said.show(index, place), say(words)),
     };
-    const label = labelled && h("small", { "data-label": labelOf(layer, place, t) }, h("b", layer.heads[place]));
-    return h(!pictured && value === null ? "button.head.unknown" : "button.head", attributes, label);
+    const label = { "data-label": labelOf(layers[index], place, t) };
+    return h("button.head", attributes, labelled && h("small", label, h("b", layers[index].heads[place])));
   };
   const several = layers.length > 1 || layers[0].name !== "";
-  const every = pictured ? 1 : Math.ceil(layers.length / 16);
-  const rows = layers.map((layer, index) => [
-    several &&
-      h("span.layer", { style: { "grid-area": placeOf(index, -1, !pictured) } }, index % every === 0 && layer.name),
-    layer.heads.map((_, place) => button(index, place)),
+  const rows = layers.map(({ name, heads }, index) => [
+    several && h("span.layer", { style: { "grid-area": `${index + 1} / 1` } }, name),
+    heads.map((_, place) => button(index, place)),
   ]);
-  const beside = Math.ceil(widest / 16);
-  const side = (/** @type {number} */ head) =>
-    h("span.layer", { style: { "grid-area": placeOf(-1, head, true) } }, head % beside === 0 && head);
-  const sides = pictured ? [] : listOf(widest, side);
   const attributes = {
-    style: { "--heads": pictured ? widest : layers.length, "--rows": widest },
+    style: { "--heads": widest },
     role: "group",
-    "aria-label": `${t("every head")}: ${t(statistic)}`,
-    onkeydown: walk(!pictured),
+    "aria-label": t("every head"),
+    onkeydown: walk,
     onpointerleave: () => said.show(),
   };
-  const strips = pictured && layers.map((layer, index) => pictures.of(chosen.run, index, layer.heads.length));
-  const size = pictured ? (labelled ? "labelled" : count > MANY ? "many" : "some") : "squares";
-  const key = !pictured && statistic !== OFF && legend(shade, fmt(least, 3), fmt(most, 3));
-  return {
-    element: h("div.hold", h(`div.heads.${size}`, attributes, strips, sides, rows), said.caption, key),
-    wordsOf,
-  };
+  const strips = layers.map(({ heads }, index) => pictures.of(chosen.run, index, heads.length));
+  const size = labelled ? "labelled" : count > MANY ? "many" : "some";
+  return { element: h("div.hold", h(`div.heads.${size}`, attributes, strips, rows), said.caption), wordsOf };
 }
-
-/** Where a head stands: layers down and heads across, or the other way round; head −1: the layer's name. @param {number} layer @param {number} head @param {boolean} across */
-const placeOf = (layer, head, across) => (across ? `${head + 2} / ${layer + 2}` : `${layer + 1} / ${head + 2}`);
 
 /** A head's kind, and how much of it: "self 60%". @param {any} layer @param {number} place @param {(key: string) => string} t */
 function labelOf({ kinds, statistics }, place, t) {
@@ -130,22 +105,14 @@ function labelOf({ kinds, statistics }, place, t) {
 export const showChosen = (front) =>
   scrollWithin(front.querySelector(".heads"), front.querySelector('[aria-pressed="true"]'));
 
-/** Arrows go from head to head while one of them has the focus. @param {boolean} across */
-const walk = (across) => (/** @type {KeyboardEvent} */ event) => {
+/** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */
+function walk(event) {
   const step = ARROWS[event.key];
   const from = /** @type {HTMLElement} */ (event.target);
   if (!step || !from.dataset.place) return;
   const [layer, head] = from.dataset.place.split(" ").map(Number);
-  const [layers, heads] = across ? [step[1], step[0]] : step;
-  const to = from.parentElement?.querySelector(`[data-place="${layer + layers} ${head + heads}"]`);
+  const to = from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`);
   event.preventDefault();
   event.stopPropagation();
   /** @type {HTMLElement | null | undefined} */ (to)?.focus();
-};
-
-/** The colours of a scale between its ends. @param {Shade} shade @param {string} low @param {string} high @param {...Child} more */
-export function legend(shade, low, high, ...more) {
-  const canvas = h("canvas.bar-of", { width: 132, height: 10 });
-  drawColours(canvas, (x) => shade.along(x / 131));
-  return h("div.legend", low, canvas, high, more);
 }

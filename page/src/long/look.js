@@ -1,10 +1,10 @@
 // A look at one head: its map with what is said of it, the chosen cell, and all that follows the cell.
 
 import { toLink } from "../address.js";
+import { drawColours } from "../colour.js";
 import { ARROWS, byId, h, select, write } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { hasEffects, showing, SHOWS } from "./effects.js";
-import { legend } from "./grid.js";
 import { draw, shadeOf } from "./map.js";
 import { listen } from "./pointer.js";
 import { fillLists, fillTable, readout } from "./said.js";
@@ -13,13 +13,13 @@ import { surveyOf, whenReady } from "./tiles.js";
 import { drawText, shadeText } from "./text.js";
 import { endOf, follow as bringIntoView, frame, settle, showWhole, zoom } from "./view.js";
 
-/** @type {Look | null} the one that is drawn again with the window's size */
+/** @type {Look | null} the one on the page */
 let latest = null;
 addEventListener("resize", () => latest && (latest.stale ? moved(latest) : refresh(latest))); // or unfolded
 
-/** Put a head on the page. @param {Source} source @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, again: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it of another run */
-export async function openLook(source, here, heading, follows) {
-  const { state, head } = source;
+/** Put a head on the page. @param {Source} source @param {HTMLElement} heading */
+export async function openLook(source, heading) {
+  const { state, head, here, place } = source;
   const look = (latest = lookAt(source));
   const { box, where, scale, readout, table, lists, text } = look.parts;
   source.answer.text.replaceChildren(text);
@@ -34,23 +34,16 @@ export async function openLook(source, here, heading, follows) {
   drawText(look);
   refresh(look);
   performance.mark("clearhead picture");
-  if (state.key < 0) {
-    const key = await strongestKey(head, state.query).catch(source.failed);
-    if (state.key < 0) look.cell.j = key ?? 0;
-  }
-  follows(
-    () => goTo(look),
-    () => again(look),
-  );
-  await moved(look);
+  if (place.chosen.key < 0) await followPlace();
+  else await moved(look);
   fetchMore(look);
 }
 
 /** What is shown of a head, as the page's state says: the map draws it; the cell, the text and the controls change it. @param {Source} source */
 export function lookAt(source) {
-  const { page, state, head, shell } = source;
+  const { page, state, head, shell, place } = source;
   const { layer, n, m } = head;
-  const run = page.header.runs[state.address.run];
+  const run = page.header.runs[place.chosen.run];
   const queryTexts = layer.text ? run[layer.text] : null;
   const keyTexts = layer.cross ? run.sources : queryTexts;
   const offset = layer.cross ? 0 : layer.rules.query_offset[0];
@@ -71,7 +64,7 @@ export function lookAt(source) {
     keyName: nameOf(keyTexts, 0),
     whole: 1, // the end of the colour scale
     view: state.view ?? { y: 0, x: 0, step: 1 },
-    cell: { i: state.query, j: Math.max(0, state.key), pinned: state.pinned },
+    chosen: place.chosen, // its query and key are the cell
     row: /** @type {Float32Array | null} */ (null), // weights of the chosen query, by key token
     column: /** @type {Float32Array | null} */ (null), // weights on the chosen key, by query token
     nonfinite: false, // NaN or infinity is among the weights
@@ -95,13 +88,15 @@ const onPage = ({ parts }) => parts.box.isConnected;
 
 /** Returns a function that tells whether the present cell is still chosen: results for an older cell are dropped. @param {Look} look */
 function stillAt(look) {
-  const { i, j } = look.cell;
-  return () => onPage(look) && look.cell.i === i && look.cell.j === j;
+  const { query, key } = look.chosen;
+  return () => onPage(look) && look.chosen.query === query && look.chosen.key === key;
 }
 
-/** The same head of another run of this text. @param {Look} look */
-async function again(look) {
-  const actual = await headAt(look.page, look.state.address);
+/** Draws the same head of another run of this text. */
+export async function drawAgain() {
+  if (!latest) return;
+  const look = latest;
+  const actual = await headAt(look.page, look.chosen);
   await actual.loading;
   if (!onPage(look) || actual.version !== look.page.version) return;
   Object.assign(look, { actual, head: showing(actual, look.state.shows), ...(await surveyOf(actual)) });
@@ -118,18 +113,23 @@ export function lastQuery(page, { address, layer, n }) {
   return query;
 }
 
-async function goTo(/** @type {Look} */ look) {
-  const { page, state, actual: head } = look;
-  if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
-  const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
-  if (onPage(look)) show(look, state.query, Math.min(key ?? 0, head.m - 1));
+/** Brings the map to the chosen cell; where no key is chosen, to the query's largest weight. */
+export async function followPlace() {
+  if (!latest) return;
+  const look = latest;
+  const { page, chosen, actual: head } = look;
+  const query = chosen.query < 0 || chosen.query >= head.n ? lastQuery(page, head) : chosen.query;
+  const key = chosen.key < 0 ? await strongestKey(head, query).catch(look.failed) : chosen.key;
+  if (onPage(look)) await show(look, query, Math.min(key ?? 0, head.m - 1));
 }
 
 /** The head's statistics, and what its weights are made of. @param {Source} source */
-function facts({ head, state, shell: { t } }) {
+function facts({ head, place, shell: { t } }) {
   const { statistics, note } = head.layer;
-  const known = Object.keys(statistics).filter((name) => statistics[name][state.address.head] !== null);
-  const said = known.map((name) => `${t(name)} ${fmt(Number(statistics[name][state.address.head]), 3)}`);
+  const said = Object.entries(statistics).flatMap(([name, values]) => {
+    const value = values[place.chosen.head];
+    return value === null ? [] : `${t(name)} ${fmt(value, 3)}`;
+  });
   const stored = head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: LEVELS });
   return [h("p.says", said.join(" · ")), h("p.note", head.served ? t("served head") : stored, note && ` · ${note}`)];
 }
@@ -182,8 +182,11 @@ export function refresh(look) {
   const ends = t("ends here", { what: t(`shows ${head.shows}`) });
   const [low, high] = [shade.low ? `≤ ${fmt(shade.low, 3)}` : "0", `≥ ${fmt(shade.high, 3)}`];
   const said = [low, high, nonfinite, ends, head.shows, hatched].join(" ");
-  if (parts.scale.dataset.said !== said)
-    parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
+  if (parts.scale.dataset.said !== said) {
+    const bar = h("canvas.bar-of", { width: 132, height: 10 });
+    drawColours(bar, (x) => shade.along(x / 131));
+    parts.scale.replaceChildren(h("div.legend", low, bar, high, swatches, h("span.note", ends)));
+  }
   parts.scale.dataset.said = said;
   const end = endOf(look, f);
   const inside = { i0: Math.floor(view.y), i1: Math.ceil(end.y) - 1, j0: Math.floor(view.x), j1: Math.ceil(end.x) - 1 };
@@ -196,26 +199,23 @@ export function refresh(look) {
 
 /** Around the chosen cell. @param {Look} look @param {number} factor      of what a pixel covers; 0: the whole */
 export function nearer(look, factor) {
-  const { cell } = look;
+  const { query, key } = look.chosen;
   const f = frameOf(look);
-  if (factor) zoom(look, f, factor, cell.i + 0.5, cell.j + 0.5);
+  if (factor) zoom(look, f, factor, query + 0.5, key + 0.5);
   else showWhole(look, f);
   refresh(look);
-  toLink(look.state);
+  toLink(look);
 }
 
 // the chosen cell, and all that depends on it
 
 /** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
 export async function moved(look, wait) {
-  const { cell, head, parts, state, shell, place } = look;
-  const { i, j } = cell;
+  const { chosen, head, parts, shell, place } = look;
   const still = stillAt(look);
-  if (!onPage(look)) return;
-  Object.assign(state, { query: i, key: j, pinned: cell.pinned });
   if (wait) await new Promise((then) => setTimeout(then, wait));
   if (!still()) return;
-  const lines = [rowOf(head, i), columnOf(head, j)];
+  const lines = [rowOf(head, chosen.query), columnOf(head, chosen.key)];
   const [row, column] = await Promise.all(lines).catch((why) => (look.failed(why), []));
   if (!still()) return;
   Object.assign(look, { row, column });
@@ -226,14 +226,13 @@ export async function moved(look, wait) {
     write(parts.readout, words);
     shell.say(words);
     fillLists(look, (query, key) => jump(look, query, key));
-    look.dive.show(look);
+    look.dive.show({ actual: look.actual, cell: { i: chosen.query, j: chosen.key } });
     fillTable(look, still);
   }
   shadeText(look);
-  follow(look, state.query);
+  follow(look, chosen.query);
   place.live?.edges(look);
-  toLink(state, true);
-  place.choose("map", { ...state.address, query: state.query, key: state.key });
+  toLink(look);
 }
 
 /** What the model says comes after a query's token. @param {Look} look @param {number} query */
@@ -241,15 +240,15 @@ export function follow({ answer, offset, queryName }, query) {
   answer.follow(query + offset, queryName(query));
 }
 
-/** The reader chooses a cell: bring it into view. @param {Look} look @param {number} i @param {number} j */
-export function jump(look, i, j) {
+/** The reader chooses a cell: bring it into view. @param {Look} look @param {number} query @param {number} key */
+export function jump(look, query, key) {
   look.state.quiet = false;
-  return show(look, i, j);
+  return show(look, query, key);
 }
 
-/** @param {Look} look @param {number} i @param {number} j */
-function show(look, i, j) {
-  Object.assign(look.cell, { i, j });
+/** @param {Look} look @param {number} query @param {number} key */
+function show(look, query, key) {
+  look.place.choose("map", { query, key });
   bringIntoView(look, frameOf(look));
   if (look.head.served) refresh(look); // its weights take a while; all else is drawn once, with them
   return moved(look);
@@ -262,7 +261,7 @@ export const choice = (label, id, options, value, then) => h("label", `${label} 
 
 /** The controls of one head: zoom, and what is shown. @param {Look} look */
 function controls(look) {
-  const { state, head } = look;
+  const { state, head, chosen } = look;
   const { t } = look.shell;
   const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
     h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
@@ -272,12 +271,12 @@ function controls(look) {
     state.shows = shows;
     look.again().then(() => byId("shows")?.focus());
   };
-  const shown = hasEffects(head.layer, state.address.head) && choice(t("shows"), "shows", effects, state.shows, show);
+  const shown = hasEffects(head.layer, chosen.head) && choice(t("shows"), "shows", effects, state.shows, show);
   return h("div.picks.controls", zooms, shown);
 }
 
 function bindKeys(/** @type {Look} */ look) {
-  const { shell, cell, state, pick, queries, keys } = look;
+  const { shell, chosen, state, pick, queries, keys } = look;
   const { box } = look.parts;
   /** Whether the map is in view: elsewhere the arrows scroll. */
   const inView = () => box.getBoundingClientRect().bottom > 0 && box.getBoundingClientRect().top < innerHeight;
@@ -286,18 +285,17 @@ function bindKeys(/** @type {Look} */ look) {
     shell.key(key, ({ shiftKey }) => {
       if (!inView()) return false;
       const far = shiftKey ? 10 : 1;
-      jump(look, within(cell.i + far * down, queries), within(cell.j + far * right, keys));
+      jump(look, within(chosen.query + far * down, queries), within(chosen.key + far * right, keys));
     });
   for (const key of ["Enter", "Escape"])
     shell.key(key, () => {
-      cell.pinned = key === "Enter";
+      state.pinned = key === "Enter";
       moved(look);
     });
   for (const [key, factor] of Object.entries({ "+": 0.5, "=": 0.5, "-": 2, "−": 2, 0: 0 }))
     shell.key(key, () => nearer(look, factor));
   for (const [key, [layers, heads]] of Object.entries({ "[": [0, -1], "]": [0, 1], "{": [-1, 0], "}": [1, 0] }))
     shell.key(key, () => {
-      const { run, layer, head } = state.address;
-      pick({ run, layer: layer + layers, head: head + heads });
+      pick({ run: chosen.run, layer: chosen.layer + layers, head: chosen.head + heads });
     });
 }

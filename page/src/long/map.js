@@ -146,7 +146,7 @@ function drawNumbers(pen, look, f, { weights, top, left }) {
 }
 
 /** Names of queries and keys where there is room, else numbers. @param {CanvasRenderingContext2D} pen @param {Look} look @param {Frame} f */
-function drawNames(pen, { queries, keys, queryName, keyName, view, cell }, f) {
+function drawNames(pen, { queries, keys, queryName, keyName, view, chosen }, f) {
   const { step } = view;
   const named = 1 / step >= 13;
   const every = named ? 1 : niceStep(64 * step);
@@ -161,7 +161,7 @@ function drawNames(pen, { queries, keys, queryName, keyName, view, cell }, f) {
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   eachName(queries, queryName, view.y, f.high, f.left, (name, position, at) => {
-    pen.fillStyle = css(rgb(at === cell.i ? "query" : "soft"));
+    pen.fillStyle = css(rgb(at === chosen.query ? "query" : "soft"));
     pen.fillText(name, f.left - 6, f.top + position);
   });
   pen.textAlign = "left";
@@ -169,7 +169,7 @@ function drawNames(pen, { queries, keys, queryName, keyName, view, cell }, f) {
     pen.save();
     pen.translate(f.left + position, f.top - 6);
     pen.rotate(-Math.PI / 2);
-    pen.fillStyle = css(rgb(at === cell.j ? "key" : "soft"));
+    pen.fillStyle = css(rgb(at === chosen.key ? "key" : "soft"));
     pen.fillText(name, 0, 0);
     pen.restore();
   });
@@ -182,12 +182,12 @@ function niceStep(least) {
 }
 
 /** The chosen cell: its row and column, and the cell itself. @param {CanvasRenderingContext2D} pen @param {Look} look @param {Frame} f */
-function drawCell(pen, { view, cell }, f) {
+function drawCell(pen, { view, chosen, state }, f) {
   const size = 1 / view.step;
-  const [x, y] = [f.left + (cell.j - view.x) * size, f.top + (cell.i - view.y) * size];
+  const [x, y] = [f.left + (chosen.key - view.x) * size, f.top + (chosen.query - view.y) * size];
   const box = Math.max(size, 3);
   pen.lineWidth = 1;
-  pen.setLineDash(cell.pinned ? [] : [3, 3]);
+  pen.setLineDash(state.pinned ? [] : [3, 3]);
   pen.strokeStyle = css(rgb("query"));
   pen.strokeRect(f.left - 4, y - 0.5, f.side + 8, box + 1);
   pen.strokeStyle = css(rgb("key"));

@@ -1,22 +1,18 @@
-// The long view: every head as a square, one head as a map, and the text. All is drawn from one state.
+// The long view: every head as a picture, one head as a map, and the text. All is drawn from the chosen place.
 
 import { fromLink } from "../address.js";
-import { add, byId, h, write } from "../dom.js";
+import { add, h, write } from "../dom.js";
 import { diveRoom } from "../dive.js";
 import { wordsOf } from "../causes.js";
-import { grid, headsOf, nameOfHead, OFF, PICTURES, showChosen } from "./grid.js";
-import { choice, isFolded, lastQuery, openLook } from "./look.js";
+import { grid, headsOf, nameOfHead, showChosen } from "./grid.js";
+import { choice, drawAgain, followPlace, isFolded, lastQuery, openLook } from "./look.js";
 import { headAt } from "./source.js";
 import { newReading } from "./text.js";
 import { thumbnails } from "./thumbnails.js";
 
 export const newState = () => ({
-  statistic: OFF, // or the first that there is
-  address: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
   shows: /** @type {Shows} */ ("weights"),
-  query: -1, // tokens; −1: the last that is no padding
-  key: -1, // −1: the one with the query's largest weight
-  pinned: false,
+  pinned: false, // the pointer leaves the cell as it is
   quiet: false, // the page's address stays as it is until the reader acts on the map
   view: /** @type {{y: number, x: number, step: number} | null} */ (null), // the first query and key, and tokens for each pixel
   size: "", // of the matrix that the view is of
@@ -26,7 +22,7 @@ export const newState = () => ({
 /** A place in a list that goes round. @param {number} address @param {number} size */
 const around = (address, size) => (address < 0 ? size - 1 : address >= size ? 0 : address);
 
-/** @typedef {Omit<Source, "head"> & {front: HTMLElement, here: HTMLElement, pictures: ReturnType<typeof thumbnails>, follow: () => void, redo: () => void}} Room      what the functions of this module share, from one drawing of the page to the next; follow: the map goes to the state's cell; redo: it is drawn of another run */
+/** @typedef {Omit<Source, "head"> & {front: HTMLElement, pictures: ReturnType<typeof thumbnails>, opened: string}} Room      what the functions of this module share, from one drawing of the page to the next; opened: the head that is on the map */
 
 let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn
 
@@ -34,15 +30,12 @@ let latest = 0; // number of the latest head that was opened: an older one that 
 export function openLong(page, place) {
   const { runs, layers: steps } = page.header;
   const state = newState();
-  const { run, layer, head, query, key } = place.chosen;
-  Object.assign(state, { address: { run, layer, head }, query, key, quiet: Boolean(steps) });
-  if (!page.header.why && runs[0].layers[0].statistics.effect)
-    Object.assign(state, { statistic: "effect", shows: "contributions" });
-  fromLink(state, runs);
-  let { version } = page; // that is drawn
+  state.quiet = Boolean(steps);
+  if (!page.header.why && runs[0].layers[0].statistics.effect) state.shows = "contributions";
+  fromLink(state, place.chosen, runs);
   return (shell, host, answer, front) => {
     const here = h("section.here", { "aria-live": "off" });
-    const [pictures, dive, still] = [thumbnails(page), diveRoom(shell), () => {}];
+    const [pictures, dive] = [thumbnails(page), diveRoom(shell)];
     const failed = (/** @type {unknown} */ why) => {
       const reason = why instanceof Error ? why.message : String(why);
       const said = reason === "ended" ? shell.t("ended") : shell.t("lost", { why: reason });
@@ -51,12 +44,13 @@ export function openLong(page, place) {
     };
     /** @type {Room} */
     const room = {
-      ...{ page, place, state, shell, answer, dive, front, here, pictures, follow: still, redo: still, failed },
+      ...{ page, place, state, shell, answer, dive, front, here, pictures, opened: "", failed },
       again: () => openHead(room),
-      pick(address) {
+      pick({ run, layer: to, head }) {
+        const { layers } = runs[run];
+        const layer = around(to, layers.length);
         state.quiet = false;
-        go(room, address);
-        place.choose("map", state.address);
+        place.choose("", { run, layer, head: around(head, layers[layer].heads.length) });
       },
     };
     front.hidden = Math.max(...runs.map(headsOf)) < 2 && runs.length < 2;
@@ -66,20 +60,15 @@ export function openLong(page, place) {
       // no dblclick comes where the first click draws the heads anew
       front.onclick = ({ target, detail }) =>
         detail === 2 && /** @type {Element} */ (target).closest(".head") && place.live?.turn();
-    if (version < page.version) Object.assign(state, { query: place.chosen.query, key: place.chosen.key });
-    let drawn = (version = page.version);
-    place.follow("map", ({ chosen: { query, key, run, layer, head } }) => {
-      const moves = query !== state.query || key !== state.key;
-      const { address } = state;
-      Object.assign(state, { query, key });
-      if (address.run !== run || address.layer !== layer || address.head !== head) go(room, { run, layer, head });
-      else if (moves) room.follow();
-      if (version !== page.version) room.redo();
+    let [{ version }, drawn] = [page, page.version];
+    place.follow("map", () => {
+      if (room.opened !== nameOf(room)) go(room);
+      else if (version === page.version) followPlace();
+      if (version !== page.version) drawAgain();
       version = page.version;
-      const waits = front.closest(".stale") && front.querySelector(".squares"); // for what made the answer
-      if (drawn === version || isFolded(front) || waits) return;
+      if (drawn === version || isFolded(front)) return;
       drawn = version;
-      redrawFront(room);
+      if (!front.closest(".stale")) redrawFront(room); // else they wait for what made the answer
       pictures.again();
     });
     drawFront(room);
@@ -88,63 +77,30 @@ export function openLong(page, place) {
   };
 }
 
-/** Every head of the run, and the choice of the run and of what is shown of each. @param {Room} room */
+const nameOf = (/** @type {Room} */ { place: { chosen } }) => `${chosen.run} ${chosen.layer} ${chosen.head}`;
+
+/** Every head of the run, and the choice of the run. @param {Room} room */
 function drawFront(room) {
-  const { page, state, front, pictures, shell, answer, place } = room;
+  const { page, front, pictures, shell, answer, place } = room;
   const { t } = shell;
   const { runs, why } = page.header;
-  const { layers } = runs[state.address.run];
+  const { chosen } = place;
   const nameOfRun = (/** @type {any} */ run, /** @type {number} */ index) => [String(index), run.name || String(index)];
-  const known = (/** @type {string} */ name) =>
-    layers.some(({ statistics }) => statistics[name].some((/** @type {any} */ x) => x !== null));
-  const statistics = [...(why ? [OFF] : []), PICTURES, ...Object.keys(layers[0].statistics).filter(known)];
-  const shown = statistics.includes(state.statistic) ? state.statistic : statistics[0];
-  const options = statistics.map((name) => [name, t(name === PICTURES ? "its weights" : name)]);
-  const pickRun = (/** @type {string} */ run) => room.pick({ ...state.address, run: Number(run) });
-  const show = (/** @type {string} */ statistic) => {
-    state.statistic = statistic;
-    drawFront(room);
-    byId("statistic")?.focus();
-  };
-  const choose = (/** @type {number} */ layer, /** @type {number} */ head) =>
-    room.pick({ ...state.address, layer, head });
-  const picks = h(
-    "div.picks",
-    runs.length > 1 && choice(t("run"), "run", runs.map(nameOfRun), String(state.address.run), pickRun),
-    choice(t("colour by"), "statistic", options, shown, show),
-    why && findField(shell, layers, choose),
-  );
-  const made = grid(page, shown, state.address, choose, shell, pictures, answer);
-  answer.show = (layer = place.chosen.layer, head = place.chosen.head) => {
+  const pickRun = (/** @type {string} */ run) => room.pick({ ...chosen, run: Number(run) });
+  const choose = (/** @type {number} */ layer, /** @type {number} */ head) => room.pick({ ...chosen, layer, head });
+  const picks = runs.length > 1 && choice(t("run"), "run", runs.map(nameOfRun), String(chosen.run), pickRun);
+  const made = grid(page, chosen, choose, shell, pictures, answer);
+  answer.show = (layer = chosen.layer, head = chosen.head) => {
     write(answer.caption, made.wordsOf(layer, head));
     answer.arcs(layer, head);
   };
   const title = why ? wordsOf(page, shell).grid : t("every head");
-  front.replaceChildren(h("div.headed", h("h2", title), picks), made.element);
+  front.replaceChildren(h("div.headed", h("h2", title), h("div.picks", picks)), made.element);
   answer.show();
   place.live?.mark();
 }
 
-/** A field that finds a head by its name, such as 23.4. @param {Shell} shell @param {Layer[]} layers @param {(layer: number, head: number) => void} choose */
-function findField(shell, layers, choose) {
-  const oninput = (/** @type {any} */ { target }) => {
-    const [layer, head] = target.value.trim().split(".");
-    const place = layers.findIndex(({ name }) => name === layer);
-    if (layers[place]?.heads[head] === undefined) return;
-    choose(place, Number(head));
-    const field = /** @type {HTMLInputElement} */ (byId("find"));
-    field.value = target.value;
-    field.focus();
-  };
-  for (const digit of "123456789") shell.key(digit, () => (byId("find")?.focus(), false)); // which types it there
-  const label = shell.t("find");
-  return h("input", { type: "search", id: "find", placeholder: label, "aria-label": label, oninput });
-}
-
-function go(/** @type {Room} */ room, /** @type {Address} */ { run, layer: place, head }) {
-  const { layers } = room.page.header.runs[run];
-  const layer = around(place, layers.length);
-  room.state.address = { run, layer, head: around(head, layers[layer].heads.length) };
+function go(/** @type {Room} */ room) {
   redrawFront(room);
   showChosen(room.front);
   openHead(room);
@@ -160,22 +116,24 @@ function redrawFront(room) {
   if (focused) chosen?.focus({ preventScroll: true });
 }
 
-function headingOf(/** @type {Room} */ { page, state: { address }, shell }) {
-  const { layers } = page.header.runs[address.run];
-  return h("h2", { id: "head" }, nameOfHead(layers, address.layer, address.head, shell.t));
+function headingOf(/** @type {Room} */ { page, place: { chosen }, shell }) {
+  const { layers } = page.header.runs[chosen.run];
+  return h("h2", { id: "head" }, nameOfHead(layers, chosen.layer, chosen.head, shell.t));
 }
 
 async function openHead(/** @type {Room} */ room) {
-  const { page, state, shell, here } = room;
+  const { page, state, shell, here, place } = room;
+  const { chosen } = place;
   const request = ++latest;
+  room.opened = nameOf(room);
   if (!here.firstChild) add(here, [headingOf(room), h("p.says", shell.t("computing"))]);
-  const head = await headAt(page, state.address).catch(room.failed);
+  const head = await headAt(page, chosen).catch(room.failed);
   if (request !== latest || !head) return;
-  if (state.query < 0 || state.query >= head.n) state.query = lastQuery(page, head);
-  if (state.key >= head.m) state.key = -1;
+  const query = chosen.query < 0 || chosen.query >= head.n ? lastQuery(page, head) : chosen.query;
+  place.choose("map", { query, key: chosen.key >= head.m ? -1 : chosen.key });
   const size = `${head.n} ${head.m}`;
   if (state.size && state.size !== size) state.view = null;
   state.size = size;
-  await openLook({ ...room, head }, here, headingOf(room), (follow, redo) => Object.assign(room, { follow, redo }));
+  await openLook({ ...room, head }, headingOf(room));
   room.pictures.start();
 }

@@ -7,31 +7,32 @@ const DRAGGED = 4; // pixels: less is a click
 const SLOW = 2 ** 22; // weights: in a larger head, rows are computed only when the pointer rests
 
 export function listen(/** @type {Look} */ look) {
-  const { cell, head, state } = look;
+  const { chosen, head, state, place } = look;
   const { canvas, box } = look.parts;
   const under = (/** @type {MouseEvent} */ event) => {
     const { left, top } = canvas.getBoundingClientRect();
     return cellAt(look, frameOf(look), event.clientX - left, event.clientY - top);
   };
-  const isChosen = (/** @type {{i: number, j: number}} */ { i, j }) => i === cell.i && j === cell.j;
+  /** A cell becomes the chosen one; says whether it was that already. @param {{i: number, j: number}} spot */
+  const take = ({ i, j }) => {
+    const was = i === chosen.query && j === chosen.key;
+    state.quiet = false;
+    place.choose("map", { query: i, key: j });
+    return was;
+  };
   const dragged = listenToDrag(look);
   canvas.addEventListener("pointermove", (event) => {
     if (dragged(event)) return;
     const spot = under(event);
-    if (!spot || cell.pinned || isChosen(spot)) return;
-    state.quiet = false;
-    Object.assign(cell, { i: spot.i, j: spot.j });
-    moved(look, head.n * head.m > SLOW ? 60 : 0);
+    if (spot && !state.pinned && !take(spot)) moved(look, head.n * head.m > SLOW ? 60 : 0);
   });
   canvas.addEventListener("click", (event) => {
     const spot = under(event);
     if (!spot || dragged(event)) return;
-    state.quiet = false;
-    Object.assign(cell, { i: spot.i, j: spot.j, pinned: !(isChosen(spot) && cell.pinned) });
+    state.pinned = !(take(spot) && state.pinned);
     moved(look);
   });
-  const { live } = look.place;
-  canvas.addEventListener("dblclick", () => (live ? live.cut() : nearer(look, 0.25)));
+  canvas.addEventListener("dblclick", () => (place.live ? place.live.cut() : nearer(look, 0.25)));
   canvas.addEventListener(
     "wheel",
     (event) => {

@@ -30,10 +30,13 @@ function placed(name, token, most) {
 
 /** The cell in words: query, key, weight with its error bound, rank and the row's sum. @param {Look} look @param {Say} t */
 export function readout(look, t) {
-  const { cell, queryName, keyName, row, head } = look;
+  const { chosen, queryName, keyName, row, head } = look;
   const { shows, layer, rules, served } = head;
   const reading = cellValue(look);
-  const names = { query: isolated(placed(queryName, cell.i, 24)), key: isolated(placed(keyName, cell.j, 24)) };
+  const names = {
+    query: isolated(placed(queryName, chosen.query, 24)),
+    key: isolated(placed(keyName, chosen.key, 24)),
+  };
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!reading) return read(t("computing"));
   const { value, off } = reading;
@@ -56,7 +59,7 @@ export function readout(look, t) {
 }
 
 /** The chosen cell's weight and its error bound. @param {Look} look */
-function cellValue({ head, cell: { i, j }, row }) {
+function cellValue({ head, chosen: { query: i, key: j }, row }) {
   if (row) return { value: row[j], off: head.computing ? row[j] * head.computing.bound(i) : 0, exact: true };
   if (!head.small) return null;
   const { rows, cols, first, pixel } = head.small;
@@ -66,9 +69,12 @@ function cellValue({ head, cell: { i, j }, row }) {
 }
 
 /** The strongest weights of the chosen query and of the chosen key; each entry leads to its cell. @param {Look} look @param {(i: number, j: number) => void} jump */
-export function fillLists({ parts, cell, queryName, keyName, row, column, shell: { t }, head: { shows } }, jump) {
+export function fillLists({ parts, chosen, queryName, keyName, row, column, shell: { t }, head: { shows } }, jump) {
   const [plain, what] = [shows === "weights", t(`shows ${shows}`)];
-  const [query, key] = [placed(queryName, cell.i, 16), placed(keyName, cell.j, 16)].map((name) => ({ name, what }));
+  const [query, key] = [placed(queryName, chosen.query, 16), placed(keyName, chosen.key, 16)].map((name) => ({
+    name,
+    what,
+  }));
   const titles = plain
     ? [t("query looks", query), t("key seen", key)]
     : [t("query effects", query), t("key effects", key)];
@@ -86,22 +92,22 @@ export function fillLists({ parts, cell, queryName, keyName, row, column, shell:
     return h(`div.strongest.role-${plain ? role : shows}`, { hidden: !values }, h("h3", title), h("ol", items));
   };
   renew(parts.lists, [
-    list(titles[0], "query", row, keyName, (j) => jump(cell.i, j)),
-    list(titles[1], "key", column, queryName, (i) => jump(i, cell.j)),
+    list(titles[0], "query", row, keyName, (j) => jump(chosen.query, j)),
+    list(titles[1], "key", column, queryName, (i) => jump(i, chosen.key)),
   ]);
 }
 
 /** The weights around the chosen cell, where the table is open. @param {Look} look @param {() => boolean} still      whether the cell is still chosen */
-export async function fillTable({ head, queries, keys, queryName, keyName, cell, parts: { table }, shell }, still) {
+export async function fillTable({ head, queries, keys, queryName, keyName, chosen, parts: { table }, shell }, still) {
   if (!table.open || !head.exact) return;
-  const first = Math.max(0, cell.i - NEAR);
-  const count = Math.min(queries, cell.i + NEAR) - first;
+  const first = Math.max(0, chosen.query - NEAR);
+  const count = Math.min(queries, chosen.query + NEAR) - first;
   const lines = await Promise.all(listOf(count, (i) => rowOf(head, first + i)));
   if (!still()) return;
   const value = (/** @type {number} */ i, /** @type {number} */ j) => lines[i - first]?.[j] ?? NaN;
   const [rowName, colName] = [queryName, keyName].map((name) => (/** @type {number} */ i) => labelOf(name, i, 12));
   const hidden = (/** @type {number} */ i, /** @type {number} */ j) => value(i, j) === MASKED;
   const shown = { symbol: "A", rows: queries, cols: keys, value, hidden, rowName, colName };
-  const made = windowOf(shell.t, shown, { row: cell.i, col: cell.j });
+  const made = windowOf(shell.t, shown, { row: chosen.query, col: chosen.key });
   table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
 }

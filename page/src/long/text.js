@@ -20,11 +20,12 @@ export const newReading = () => ({
 
 export function drawText(/** @type {Look} */ look) {
   const { keyTexts, head, state, answer, page, parts, shell, place } = look;
+  const { query, key } = place.chosen;
   const { text } = parts;
   const [{ reading }, { why }, { live }] = [state, page.header, place];
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
-  const chosen = head.layer.cross ? state.key : state.query + look.offset; // a token of the text
+  const chosen = head.layer.cross ? key : query + look.offset; // a token of the text
   if (reading.chosen !== chosen) {
     const seen = reading.chosen === null ? (why?.parts[0]?.tokens[0] ?? chosen) : chosen; // at first the strongest cause
     Object.assign(reading, { chosen, seen, start: seen - 300 }); // a quarter of the part stands before it
@@ -136,7 +137,7 @@ function walk({ key, target }) {
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
 async function pointAt(look, token) {
-  const { head, offset, state, page, answer } = look;
+  const { head, offset, state, page, answer, chosen } = look;
   const { reading } = state;
   if (reading.over === token) return;
   reading.over = token;
@@ -144,7 +145,7 @@ async function pointAt(look, token) {
   const query = token === null || head.layer.cross ? -1 : token - offset;
   if (query < 0 || query >= head.n) {
     shadeText(look);
-    return follow(look, state.query);
+    return follow(look, chosen.query);
   }
   const row = await rowOf(head, query).catch(() => null);
   if (reading.over !== token || !row) return;
@@ -154,15 +155,15 @@ async function pointAt(look, token) {
 
 /** A token of the text becomes the query or the key. @param {Look} look @param {number} token */
 function choose(look, token) {
-  const { head, offset, cell } = look;
+  const { head, offset, chosen } = look;
   const query = token - offset;
-  if (!head.layer.cross && query >= 0 && query < head.n) jump(look, query, cell.j);
-  else jump(look, cell.i, token);
+  if (!head.layer.cross && query >= 0 && query < head.n) jump(look, query, chosen.key);
+  else jump(look, chosen.query, token);
 }
 
 /** Colour the tokens on show by what they did for the answer, where that is known, else by the weights of the chosen query, or of one that is pointed at. @param {Look} look @param {{token: number, row: Float32Array} | null} [over] */
 export function shadeText(look, over = null) {
-  const { parts, head, offset, state, row, page } = look;
+  const { parts, head, offset, chosen, row, page } = look;
   const { why } = page.header;
   const caused = why && !over;
   const shows = caused ? "contributions" : head.shows;
@@ -173,8 +174,8 @@ export function shadeText(look, over = null) {
   const scale = plain ? weighed(most) : signed(shows, most, "sqrt");
   const spans = /** @type {NodeListOf<HTMLElement>} */ (parts.text.querySelectorAll(".token"));
   const first = Number(spans[0]?.dataset.token);
-  const query = head.layer.cross ? -1 : (over?.token ?? state.query + offset);
-  const key = over ? -1 : state.key;
+  const query = head.layer.cross ? -1 : (over?.token ?? chosen.query + offset);
+  const key = over ? -1 : chosen.key;
   if (!parts.text.querySelector('.token[tabindex="0"]') && spans.length)
     (spans[query - first] ?? spans[0]).tabIndex = 0;
   spans.forEach((span, index) => {

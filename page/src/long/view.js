@@ -2,7 +2,7 @@
 
 const NEAREST = 1 / 48; // units for a pixel: cells of 48 pixels
 
-/** @typedef {{queries: number, keys: number, view: {y: number, x: number, step: number}, cell: {i: number, j: number}}} Shown      the first query and key in view, and tokens for each pixel of the screen */
+/** @typedef {{queries: number, keys: number, view: {y: number, x: number, step: number}, chosen: {query: number, key: number}}} Shown      the first query and key in view, and tokens for each pixel of the screen */
 
 /** How the map's canvas is divided. @param {number} width @param {Shown} shown */
 export function frame(width, { queries, keys }) {
@@ -52,9 +52,9 @@ export function zoom(shown, f, factor, y, x) {
 
 /** Bring the cell into view. @param {Shown} shown @param {Frame} f */
 export function follow(shown, f) {
-  const { view, cell } = shown;
-  view.y = Math.max(Math.min(view.y, cell.i), cell.i + 1 - f.high * view.step);
-  view.x = Math.max(Math.min(view.x, cell.j), cell.j + 1 - f.side * view.step);
+  const { view, chosen } = shown;
+  view.y = Math.max(Math.min(view.y, chosen.query), chosen.query + 1 - f.high * view.step);
+  view.x = Math.max(Math.min(view.x, chosen.key), chosen.key + 1 - f.side * view.step);
   settle(shown, f);
 }
 
