@@ -11,10 +11,13 @@ export function dot(q, i, k, j) {
   return sum;
 }
 
+/** May query i see key j, as far as positions do not say? @param {Rules} r @param {number} i @param {number} j */
+const admits = (r, i, j) => r.allowed?.(i, j) !== false && r.bias?.(i, j) !== -Infinity;
+
 /** May query i see key j? @param {Rules} r @param {number} i @param {number} j */
 export function visible(r, i, j) {
   const [first, end] = range(r, i);
-  return j >= first && j < end && r.allowed?.(i, j) !== false && r.bias?.(i, j) !== -Infinity;
+  return j >= first && j < end && admits(r, i, j);
 }
 
 /** @param {Rules} r @param {number} scaled */
@@ -24,12 +27,11 @@ export const capped = (r, scaled) => (r.softcap === null ? scaled : r.softcap * 
 export const biased = (r, value, i, j) =>
   value + (r.bias ? r.bias(i, j) : 0) - (r.slope ? r.slope * Math.abs(i + r.offset - j) : 0);
 
-/**
- * The logit of a raw score q·k, over the temperature; −∞ where masked.
- * @param {Rules} r @param {number} score @param {number} i @param {number} j
- */
-export const logit = (r, score, i, j) =>
-  visible(r, i, j) ? biased(r, capped(r, score * r.scale), i, j) / r.temperature : -Infinity;
+/** The logit of a raw score q·k of a visible key, over the temperature. @param {Rules} r @param {number} score @param {number} i @param {number} j */
+const seen = (r, score, i, j) => biased(r, capped(r, score * r.scale), i, j) / r.temperature;
+
+/** The same of any key; −∞ where masked. @param {Rules} r @param {number} score @param {number} i @param {number} j */
+export const logit = (r, score, i, j) => (visible(r, i, j) ? seen(r, score, i, j) : -Infinity);
 
 /**
  * ln Σ exp over one row of logits and the sink; −∞ for a row that sees no key.
@@ -62,51 +64,8 @@ export function rowInto(q, k, L, r, i, from, to, out, start) {
   const [low, high] = [Math.max(from, first), Math.min(to, end)];
   out.fill(MASKED, start, start + to - from);
   const shift = start - from;
-  if (!isPlain(r)) {
-    for (let j = low; j < high; j++)
-      if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - L[sumAt(r, i, j)]);
-    return;
-  }
-  if (logits.length < high) logits = new Float64Array(high);
-  fourAtATime(q, k, r.scale, i, low, high, logits);
-  for (let j = low; j < high; j++) out[shift + j] = Math.exp(logits[j] - L[sumAt(r, i, j)]);
-}
-
-/** Whether a visible logit is scale·q·k and nothing more, and a row's visible keys are one range. @param {Rules} r */
-const isPlain = (r) => !(r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1);
-
-let scaled = new Float64Array(0); // scale·q of one query; the memory is kept for the next
-let logits = new Float64Array(0); // likewise
-
-/**
- * scale·q_i·k_j for keys low…high, four at a time, since four independent sums run faster than one.
- * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {Float64Array} out
- */
-function fourAtATime(q, k, scale, i, low, high, out) {
-  const { data: x, width } = q;
-  const { data: y } = k;
-  if (scaled.length !== width) scaled = new Float64Array(width);
-  for (let c = 0, start = q.start + i * width; c < width; c++) scaled[c] = x[start + c] * scale;
-  let j = low;
-  for (let b = k.start + j * width; j + 3 < high; j += 4, b += 4 * width) {
-    const [b1, b2, b3] = [b + width, b + 2 * width, b + 3 * width];
-    let s = 0;
-    let t = 0;
-    let u = 0;
-    let v = 0;
-    for (let c = 0; c < width; c++) {
-      const z = scaled[c];
-      s += z * y[b + c];
-      t += z * y[b1 + c];
-      u += z * y[b2 + c];
-      v += z * y[b3 + c];
-    }
-    out[j] = s;
-    out[j + 1] = t;
-    out[j + 2] = u;
-    out[j + 3] = v;
-  }
-  for (; j < high; j++) out[j] = dot(q, i, k, j) * scale;
+  for (let j = low; j < high; j++)
+    if (admits(r, i, j)) out[shift + j] = Math.exp(seen(r, dot(q, i, k, j), i, j) - L[sumAt(r, i, j)]);
 }
 
 /**
@@ -119,8 +78,7 @@ export function rowLogsumexp(q, k, r, i, line) {
   const m = line.length;
   const [low, high] = [Math.max(0, first), Math.min(m, end)];
   line.fill(-Infinity);
-  if (isPlain(r)) fourAtATime(q, k, r.scale, i, low, high, line);
-  else for (let j = low; j < high; j++) line[j] = logit(r, dot(q, i, k, j), i, j);
+  for (let j = low; j < high; j++) if (admits(r, i, j)) line[j] = seen(r, dot(q, i, k, j), i, j);
   return logsumexp(m, (j) => line[j], r.sink);
 }
 
@@ -140,7 +98,7 @@ export function range(r, i) {
 
 /**
  * The rules of one batch and head of a layer.
- * @param {Page} page @param {any} layer @param {number} batch @param {number} head @returns {Rules}
+ * @param {Page} page @param {any} layer @param {number} batch @param {number} head
  */
 export function rulesOf(page, { rules, arrays }, batch, head) {
   const named = (/** @type {string} */ name) => (arrays[name] ? page.array(arrays[name]) : null);
@@ -165,19 +123,23 @@ export function rulesOf(page, { rules, arrays }, batch, head) {
   const [from, to, rows, cols] = ["query_segments", "kv_segments", "query_spans", "key_spans"].map(labels);
   /** What the table of spans adds to a logit: 0 where a label is −1. @type {Cell | null} */
   const spans = table && rows && cols && ((i, j) => (rows(i) < 0 || cols(j) < 0 ? 0 : table(rows(i), cols(j))));
+  /** @type {Test} */
+  const allowed = (i, j) => mask?.(i, j) !== 0 && (!from || from(i) === to?.(j));
+  /** @type {Cell | null} */
+  const biases = bias && spans ? (i, j) => bias(i, j) + spans(i, j) : (bias ?? spans);
   return {
     scale: ofHead("scale", 1),
-    softcap: rules.softcap,
-    causal: rules.causal,
-    window: rules.window,
-    offset: rules.query_offset[batch] ?? 0,
-    keys: rules.kv_lengths?.[batch] ?? null,
-    queries: rules.query_lengths?.[batch] ?? null,
-    allowed: mask || from ? (i, j) => mask?.(i, j) !== 0 && (!from || from(i) === to?.(j)) : null,
-    bias: bias && spans ? (i, j) => bias(i, j) + spans(i, j) : (bias ?? spans),
-    slope: ofHead("alibi_slopes", 0),
-    sink: ofHead("sinks", -Infinity),
-    temperature: rules.temperature ?? 1,
-    over: rules.over ?? "rows",
+    softcap: /** @type {number | null} */ (rules.softcap),
+    causal: /** @type {boolean} */ (rules.causal),
+    window: /** @type {[number | null, number | null]} */ (rules.window),
+    offset: /** @type {number} */ (rules.query_offset[batch] ?? 0), // the key position of query 0
+    keys: /** @type {number | null} */ (rules.kv_lengths?.[batch] ?? null), // keys from here on are padding
+    queries: /** @type {number | null} */ (rules.query_lengths?.[batch] ?? null),
+    allowed: mask || from ? allowed : null, // mask and segments
+    bias: biases, // with what the table of spans adds
+    slope: ofHead("alibi_slopes", 0), // of ALiBi
+    sink: ofHead("sinks", -Infinity), // −∞ for none
+    temperature: /** @type {number} */ (rules.temperature ?? 1),
+    over: /** @type {Change["over"]} */ (rules.over ?? "rows"), // what the softmax makes sum to 1
   };
 }

@@ -6,8 +6,8 @@ import { h } from "./dom.js";
 import { kept } from "./numbers.js";
 
 const probe = h("i", { hidden: true });
-/** @type {Map<string, number[]>} */
-const known = new Map();
+/** @type {Map<string, any>} */
+const known = new Map(); // colours by name, and what is painted with them
 
 /** To be called when the theme changes. */
 export const forgetColours = () => known.clear();
@@ -31,34 +31,28 @@ function along(/** @type {number[][]} */ stops, /** @type {number} */ t) {
   return mix(stops[low], stops[low + 1], place - low);
 }
 
-/**
- * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; the same on both sides.
- * @param {string} role @param {number} most @param {Shade["kind"]} [kind] @returns {Shade}
- */
-export function signed(role, most, kind = "linear") {
-  const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
-  const size = most || 1;
-  const shape = weighed(size, kind).shade;
-  const shade = (/** @type {number} */ x) => 0.5 + (x < 0 ? -shape(-x) : shape(x)) / 2;
-  return {
-    low: -size,
-    high: size,
-    shade,
-    colour: (x) => along(stops, shade(x)),
-    along: (t) => along(stops, t),
-    kind: "linear",
-  };
+/** @param {string[]} names      of colours, from low to high @param {number} low @param {number} high @param {(x: number) => number} shade */
+function scaleOf(names, low, high, shade) {
+  const stops = names.map(rgb);
+  const at = (/** @type {number} */ t) => along(stops, t);
+  return { low, high, shade, along: at, colour: (/** @type {number} */ x) => at(shade(x)) };
 }
 
+/** Colours of weights, 0 to 1; by the square root, since on a linear scale few large weights hide all others. */
+export const weighed = (most = 1) =>
+  scaleOf(["weights-0", "weights-1", "weights-2", "weights-3"], 0, most, (x) =>
+    Math.sqrt(Math.max(x / (most || 1), 0)),
+  );
+
 /**
- * Colours of weights, 0 to 1; by the square root, since on a linear scale few large weights hide all others.
- * @param {number} [most] @param {Shade["kind"]} [kind] @returns {Shade}
+ * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; the same on both sides.
+ * @param {string} role @param {number} most @param {boolean} [root]      by the square root
  */
-export function weighed(most = 1, kind = "sqrt") {
-  const stops = ["weights-0", "weights-1", "weights-2", "weights-3"].map(rgb);
-  const shade = (/** @type {number} */ x) =>
-    kind === "sqrt" ? Math.sqrt(Math.max(x / (most || 1), 0)) : x / (most || 1);
-  return { low: 0, high: most, shade, colour: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
+export function signed(role, most, root) {
+  const size = most || 1;
+  const part = (/** @type {number} */ x) => (root ? Math.sqrt(x / size) : x / size);
+  const shade = (/** @type {number} */ x) => 0.5 + (x < 0 ? -part(-x) : part(x)) / 2;
+  return scaleOf([`${role}-minus`, "paper", role], -size, size, shade);
 }
 
 export const css = (/** @type {number[]} */ c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.round(c[2])})`;
@@ -136,17 +130,11 @@ export function drawColours(canvas, colourAt) {
 
 /** Diagonal lines for masked cells, which are not the same as weight 0. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
 export function hatching(pen) {
-  const tile = document.createElement("canvas");
-  resize(tile, 6, 6);
-  const ink = penOf(tile);
-  ink.fillStyle = css(rgb("hatch-ground"));
-  ink.fillRect(0, 0, 6, 6);
-  ink.strokeStyle = css(rgb("hatch"));
-  ink.beginPath();
-  for (const index of [-6, 0, 6]) {
-    ink.moveTo(index, 6);
-    ink.lineTo(index + 6, 0);
-  }
-  ink.stroke();
+  const tile = kept(known, "hatched", () => {
+    const [line, ground] = ["hatch", "hatch-ground"].map((name) => pixelOf(rgb(name)));
+    return fill(6, 6, (pixels) =>
+      pixels.forEach((_, at) => (pixels[at] = (at + ((at / 6) | 0)) % 6 === 5 ? line : ground)),
+    );
+  });
   return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));
 }

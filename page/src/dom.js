@@ -116,6 +116,17 @@ export const breathe = () =>
     port2.postMessage(0);
   });
 
+/** Lets it do so in long work, where 8 milliseconds have passed since it last did; says whether they had. */
+export function pacer() {
+  let since = performance.now();
+  return async () => {
+    if (performance.now() - since < 8) return false;
+    await breathe();
+    since = performance.now();
+    return true;
+  };
+}
+
 /** A function that draws in the next frame, once however often it is called until then. @param {() => void} draw */
 export function afterwards(draw) {
   let waiting = false;

@@ -1,6 +1,6 @@
 // A figure of matrices drawn to scale: the cells on a canvas, everything else in SVG above it; pointer and keyboard.
 
-import { colour, css, fill, hatching, inkOn, penOn, rgb, sized } from "./colour.js";
+import { colour, fill, hatching, inkOn, penOn, sized } from "./colour.js";
 import { ARROWS, h, svg } from "./dom.js";
 import { bare, short } from "./numbers.js";
 
@@ -122,23 +122,8 @@ function outline(/** @type {Block} */ { m, x, y, w, h: tall }, /** @type {Mark} 
   return svg("rect", { x: left - 1, y: top - 1, width: wide + 2, height: high + 2, rx: 2, class: kind });
 }
 
-/** Fills the cells of a matrix with their colours. @param {CanvasRenderingContext2D} pen @param {Block} block */
-function drawCells(pen, block) {
-  const { m, x, y, w, h: tall } = block;
-  const [ux, uy] = [w / m.cols, tall / m.rows];
-  const hatch = hatching(pen);
-  if (Math.min(ux, uy) < 12) return drawSmallCells(pen, block, hatch);
-  for (let i = 0; i < m.rows; i++)
-    for (let j = 0; j < m.cols; j++) {
-      const [left, top] = [Math.round(x + j * ux), Math.round(y + i * uy)];
-      const value = m.value(i, j);
-      pen.fillStyle = m.hidden?.(i, j) ? hatch : css(Number.isFinite(value) ? m.shade.colour(value) : rgb("warn"));
-      pen.fillRect(left, top, Math.round(x + (j + 1) * ux) - left - 1, Math.round(y + (i + 1) * uy) - top - 1);
-    }
-}
-
-/** Draws small cells as an image. Where several fall on a pixel, it shows their mean. @param {CanvasRenderingContext2D} pen @param {Block} block @param {CanvasPattern} hatch */
-function drawSmallCells(pen, { m, x, y, w, h: tall }, hatch) {
+/** Draws the cells of a matrix as an image, large ones with lines between them. Where several fall on a pixel, it shows their mean. @param {CanvasRenderingContext2D} pen @param {Block} block */
+function drawCells(pen, { m, x, y, w, h: tall }) {
   const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
   const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
   const values = Float64Array.from({ length: wide * high }, (_, index) => {
@@ -149,11 +134,15 @@ function drawSmallCells(pen, { m, x, y, w, h: tall }, hatch) {
       for (let j = col; j < Math.min(col + stepX, m.cols); j++, count++) sum += m.value(i, j);
     return sum / count;
   });
-  pen.fillStyle = hatch;
+  pen.fillStyle = hatching(pen);
   pen.fillRect(x, y, w, tall);
   pen.imageSmoothingEnabled = false;
   const paint = (/** @type {Uint32Array} */ pixels) => colour(pixels, values, m.shade, 0, HIDDEN);
   pen.drawImage(fill(wide, high, paint), x, y, w, tall);
+  const [ux, uy] = [w / m.cols, tall / m.rows];
+  if (Math.min(ux, uy) < 12) return;
+  for (let j = 1; j <= m.cols; j++) pen.clearRect(Math.round(x + j * ux) - 1, y, 1, tall);
+  for (let i = 1; i <= m.rows; i++) pen.clearRect(x, Math.round(y + i * uy) - 1, w, 1);
 }
 
 /** What stands around and above the cells of a matrix: bracket, names, dimension lines, numbers. @param {Block} block */

@@ -210,7 +210,7 @@ export function overviewRoom(page, place, tour) {
     const below = model.length ? flow(model, width, 0, 20) + 14 : 14;
     const height = flow(inside, width, below + 6, 4);
     const most = Math.max(...model.flatMap(({ adds = [] }) => adds.map(Math.abs))) || 1;
-    const tint = signed("contributions", Math.max(0, ...(why?.grid ?? []).flat().map(Math.abs)) || 1, "sqrt");
+    const tint = signed("contributions", Math.max(0, ...(why?.grid ?? []).flat().map(Math.abs)) || 1, true);
     const focused = document.activeElement?.getAttribute("data-door");
     title.textContent = t(model.length ? "overview" : "overview head");
     how.textContent = t(facts?.way ? "overview how" : "overview plain", { token: spelled(way?.choices[0].text ?? "") });

@@ -164,7 +164,7 @@ function colourBar({ shade, role, symbol, hidden }, t) {
     "span.colourbar",
     h("var", { class: `role-${role}` }, lettered(symbol)),
     h("span.scale", canvas, h("span.ends", ends)),
-    shade.kind === "sqrt" && h("span.note", t("by root")),
+    !low && h("span.note", t("by root")),
     hidden && h("span.note", h("i.hatched"), t("masked cell")),
   );
 }

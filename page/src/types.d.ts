@@ -26,21 +26,7 @@ interface Header {
 }
 type Page = ReturnType<typeof import("./container.js").openPage>;
 
-interface Rules {
-  scale: number;
-  softcap: number | null;
-  causal: boolean;
-  window: [number | null, number | null];
-  offset: number; // the key position of query 0
-  keys: number | null; // keys from here on are padding
-  queries: number | null;
-  allowed: Test | null; // mask and segments
-  bias: Cell | null; // with what the table of spans adds
-  slope: number; // of ALiBi
-  sink: number; // −∞ for none
-  temperature: number;
-  over: Change["over"]; // what the softmax makes sum to 1
-}
+type Rules = ReturnType<typeof import("./attention.js").rulesOf>;
 
 /** Places in the document; query −1: the last that is no padding, key −1: the one with the query's largest weight. */
 type Chosen = { run: number; layer: number; head: number; query: number; key: number };
@@ -58,14 +44,7 @@ type Answer = ReturnType<typeof import("./answer.js").answerRoom>;
 type Live = ReturnType<typeof import("./live/room.js").openLive> & { bar?: (shell: Shell) => HTMLElement };
 
 /** Colours: shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; colour(x) that of a value. */
-interface Shade {
-  low: number;
-  high: number;
-  shade(x: number): number;
-  along(t: number): number[];
-  colour(x: number): number[];
-  kind: "sqrt" | "linear";
-}
+type Shade = ReturnType<typeof import("./colour.js").weighed>;
 
 interface Matrix {
   symbol: string;

@@ -46,7 +46,7 @@ export function grid(page, chosen, choose, shell, pictures, said) {
   const effects = layers.map(
     ({ statistics, heads }, index) => why?.grid[index] ?? statistics.effect ?? heads.map(() => null),
   );
-  const tint = signed("contributions", Math.max(...effects.flat().map(Math.abs)), "sqrt");
+  const tint = signed("contributions", Math.max(...effects.flat().map(Math.abs)), true);
   const widest = Math.max(...layers.map((layer) => layer.heads.length));
   const count = headsOf(page.header.runs[chosen.run]);
   const labelled = count <= LABELLED && widest <= 8;

@@ -16,7 +16,7 @@ const NUMBERED = 34; // from so many pixels on a cell has its number
 
 /** The colours of the map's values. @param {Look} look */
 export const shadeOf = ({ head, whole }) =>
-  head.shows === "weights" ? weighed(whole) : signed(head.shows, whole, "sqrt");
+  head.shows === "weights" ? weighed(whole) : signed(head.shows, whole, true);
 
 /**
  * Draw everything; says how many weights a pixel has, whether that is a stored picture's, and how many tiles are missing.

@@ -171,7 +171,7 @@ export function shadeText(look, over = null) {
   const values = caused ? why.by_token : (over?.row ?? row);
   const most = Array.from(values ?? [], (x) => (x === MASKED ? 0 : Math.abs(x))).reduce((a, b) => (b > a ? b : a), 0);
   const plain = shows === "weights";
-  const scale = plain ? weighed(most) : signed(shows, most, "sqrt");
+  const scale = plain ? weighed(most) : signed(shows, most, true);
   const spans = /** @type {NodeListOf<HTMLElement>} */ (parts.text.querySelectorAll(".token"));
   const first = Number(spans[0]?.dataset.token);
   const query = head.layer.cross ? -1 : (over?.token ?? chosen.query + offset);

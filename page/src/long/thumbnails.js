@@ -3,59 +3,54 @@
 
 import { MASKED } from "../attention.js";
 import { colour, fill, penOf, pixelOf, rgb, weighed } from "../colour.js";
-import { breathe, h } from "../dom.js";
+import { breathe, h, pacer } from "../dom.js";
+import { kept } from "../numbers.js";
 import { paintPicture } from "./map.js";
 import { openHead, rowOf } from "./source.js";
 import { surveyOf } from "./tiles.js";
 
 const SIDE = 64;
 const MARGIN = 3; // around a picture of SIDE: long.css has the same
-const SLICE = 8; // milliseconds
 const sheet = h("canvas");
 
 export function thumbnails(/** @type {Page} */ page) {
   /** @type {Map<string, HTMLCanvasElement>} by run and layer */
   const strips = new Map();
-  const stripOf = (/** @type {Address} */ { run, layer }) => strips.get(`${run} ${layer}`);
-  /** @type {Address[]} */
-  let waiting = [];
+  /** @type {Set<string>} */
+  const waiting = new Set();
   let [ready, painting] = [false, false];
   async function work() {
     if (!ready || painting) return;
     painting = true;
-    for (let next = waiting.shift(); next; next = waiting.shift()) {
-      const strip = /** @type {HTMLCanvasElement} */ (stripOf(next));
-      const head = await openHead(page, next).catch(() => null);
-      if (head) await paint(strip, head).catch(() => null);
-      strip.dataset.missing = String(waiting.filter((other) => stripOf(other) === strip).length);
-      await breathe();
+    for (const place of waiting) {
+      waiting.delete(place);
+      const strip = /** @type {HTMLCanvasElement} */ (strips.get(place));
+      const [run, layer] = place.split(" ").map(Number);
+      for (const head of page.header.runs[run].layers[layer].heads.keys()) {
+        if (waiting.has(place)) break; // of another run by now
+        const opened = await openHead(page, { run, layer, head }).catch(() => null);
+        if (opened) await paint(strip, opened).catch(() => null);
+        await breathe();
+      }
+      strip.dataset.missing = String(Number(waiting.has(place)));
     }
     painting = false;
   }
-  const paintAll = (/** @type {number} */ run, /** @type {number} */ layer) => {
-    for (const head of page.header.runs[run].layers[layer].heads.keys()) waiting.push({ run, layer, head });
+  const wait = (/** @type {string} */ place) => {
+    waiting.add(place);
     work();
   };
   return {
     /** A layer's pictures, side by side. @param {number} run @param {number} layer @param {number} heads */
     of(run, layer, heads) {
-      const known = strips.get(`${run} ${layer}`);
-      if (known) return known;
-      const style = { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads };
-      const strip = h("canvas", { width: 1, height: 1, "data-missing": heads, style });
-      strips.set(`${run} ${layer}`, strip);
-      paintAll(run, layer);
-      return strip;
+      return kept(strips, `${run} ${layer}`, () => {
+        const style = { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads };
+        setTimeout(() => wait(`${run} ${layer}`));
+        return h("canvas", { width: 1, height: 1, "data-missing": 1, style });
+      });
     },
     /** The numbers of the run are others: all are painted again. */
-    again() {
-      waiting = [];
-      for (const [place, strip] of strips) {
-        const [run, layer] = place.split(" ").map(Number);
-        strip.dataset.missing = String(page.header.runs[run].layers[layer].heads.length);
-        paintAll(run, layer);
-      }
-    },
+    again: () => [...strips.keys()].forEach(wait),
     /** The map is drawn, so there is time for the others. */
     start() {
       ready = true;
@@ -74,13 +69,13 @@ async function paint(/** @type {HTMLCanvasElement} */ strip, /** @type {Head} */
     small ? paintPicture(head, small, shade, ground, out) : colour(out, /** @type {any} */ (values), shade, ground);
   fill(cols, rows, pixels, sheet);
   const cell = (SIDE + 2 * MARGIN) / SIDE; // beside a picture of 1
-  const count = layer.heads.length;
-  if (strip.width === 1) {
-    const whole = (/** @type {number} */ size) => size * Math.ceil(SIDE / size); // each as large as the others
-    strip.width = Math.round(whole(cols) * cell * count);
-    strip.height = Math.round(whole(rows) * cell);
-  }
-  const [wide, high] = [strip.width / cell / count, strip.height / cell];
+  const whole = (/** @type {number} */ size) => size * Math.ceil(SIDE / size); // each as large as the others
+  if (strip.width === 1)
+    Object.assign(strip, {
+      width: Math.round(whole(cols) * cell * layer.heads.length),
+      height: Math.round(whole(rows) * cell),
+    });
+  const [wide, high] = [strip.width / cell / layer.heads.length, strip.height / cell];
   const pen = penOf(strip);
   pen.imageSmoothingEnabled = false;
   const [left, top] = [wide * (address.head * cell + MARGIN / SIDE), (high * MARGIN) / SIDE];
@@ -92,12 +87,9 @@ async function sampled(head) {
   const { n, m } = head;
   const [rows, cols] = [Math.min(n, SIDE), Math.min(m, SIDE)];
   const values = new Float32Array(rows * cols).fill(MASKED);
-  let since = performance.now();
+  const pause = pacer();
   for (let row = 0; row < rows; row++) {
-    if (performance.now() - since > SLICE) {
-      await breathe();
-      since = performance.now();
-    }
+    await pause();
     const line = await rowOf(head, Math.floor(((row + 0.5) * n) / rows));
     line?.forEach((x, j) => {
       const index = row * cols + Math.floor((j * cols) / m);

@@ -2,7 +2,7 @@
 // of which the last 64 are kept, and where the colour scale ends.
 
 import { MASKED } from "../attention.js";
-import { breathe } from "../dom.js";
+import { pacer } from "../dom.js";
 import { kept } from "../numbers.js";
 import { ask } from "./source.js";
 
@@ -10,7 +10,6 @@ import { ask } from "./source.js";
 
 export const SIDE = 256;
 const KEPT = 64;
-const SLICE = 8; // milliseconds
 
 /** @type {Map<string, {head: Head, tile: Float32Array}>} */
 const done = new Map();
@@ -70,13 +69,10 @@ async function compute(/** @type {Wanted} */ w, /** @type {() => boolean} */ sti
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   if (w.head.served) return served(w, out);
   await w.head.loading;
-  let since = performance.now();
+  const pause = pacer();
   for (let y = 0; y < SIDE; y++) {
     pixelRow(w, y, out);
-    if (performance.now() - since < SLICE) continue;
-    await breathe();
-    if (!stillWanted()) return null;
-    since = performance.now();
+    if ((await pause()) && !stillWanted()) return null;
   }
   return out;
 }
@@ -139,7 +135,7 @@ async function survey({ computing: c, n, m, small, layer, address }) {
   if (!c) return { whole: 1, nonfinite: false };
   const [line, peaks] = [new Float32Array(m), new Float32Array(n)];
   let nonfinite = false;
-  let since = performance.now();
+  const pause = pacer();
   for (let i = 0; i < n; i++) {
     c.rowInto(i, 0, m, line, 0);
     for (let j = 0; j < m; j++) {
@@ -147,10 +143,7 @@ async function survey({ computing: c, n, m, small, layer, address }) {
       nonfinite ||= !Number.isFinite(line[j]);
       peaks[i] = Math.max(peaks[i], Math.abs(line[j]) || 0);
     }
-    if (performance.now() - since > 8) {
-      await breathe();
-      since = performance.now();
-    }
+    await pause();
   }
   return { whole: reachOf([...peaks]), nonfinite };
 }
