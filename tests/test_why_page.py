@@ -319,7 +319,9 @@ def test_every_kind_of_colour_vision_tells_the_colours_apart(running, seen):
             page.emulate_media(color_scheme=scheme)
             until(page, f"matchMedia('(prefers-color-scheme: {scheme})').matches")
             page.wait_for_timeout(200)  # the page draws itself again
-            grounds.append([np.array(_ground(page.locator(f".front [data-place='0 {head}'] small"))) for head in (2, 5)])
+            grounds.append(
+                [np.array(_ground(page.locator(f".front [data-place='0 {head}'] small"))) for head in (2, 5)]
+            )
     for blue, orange in grounds:
         scale = 1 if max(*blue, *orange) <= 1 else 255
         linear = [(colour / scale) ** 2.2 for colour in (blue, orange)]

@@ -50,9 +50,8 @@ export function wordsOf({ header: { why, tokens } }, shell) {
 /**
  * The tables, the second one folded.
  * @param {Page} page @param {Shell} shell @param {Place} place @param {Answer} answer
- * @param {(name: string) => void} rename      says whose map is folded below
  */
-export function causesRoom(page, shell, place, answer, rename) {
+export function causesRoom(page, shell, place, answer) {
   const { why, tokens, runs } = page.header;
   const words = wordsOf(page, shell);
   const { layers } = runs[0];
@@ -67,11 +66,6 @@ export function causesRoom(page, shell, place, answer, rename) {
     drawArcs(answer.text, query, looksOf(page)?.heads[layer][head] ?? [], place.live && cut);
   };
   const { carried, folded } = tablesOf(page, words, layers, choose, answer);
-  const follow = () => {
-    const { layer, head } = place.chosen;
-    rename(filled(words.map, { head: `${layers[layer].name}.${head}` }));
-    answer.show();
-  };
   Object.assign(answer, { drawn: () => answer.show(), legend: words.shading });
   answer.point = (token) => {
     const part = why.parts.findLast((/** @type {any} */ each) => each.tokens.includes(token));
@@ -79,8 +73,6 @@ export function causesRoom(page, shell, place, answer, rename) {
     const facts = FACTS.map((name) => [words[name], factOf(why, part)(name)]).filter(([, fact]) => fact);
     write(answer.caption, `${nameOf(part).textContent}: ${facts.map((each) => each.join(" ")).join(" · ")}`);
   };
-  place.follow("causes", follow);
-  follow();
   folded.append(h("p.aside", words.lead));
   return [carried, folded];
 }

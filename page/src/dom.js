@@ -108,6 +108,18 @@ export const byId = (/** @type {string} */ id) => document.getElementById(id);
 /** Down and right, by the name of a key. @type {Record<string, [number, number]>} */
 export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
+/** Lets arrows go from one part of a group to another, which takes the focus. @param {(from: any, down: number, right: number) => any} next */
+export const walking = (next) => (/** @type {KeyboardEvent} */ event) => {
+  const step = ARROWS[event.key];
+  if (!step || event.defaultPrevented) return;
+  const to = next(event.target, ...step);
+  if (to) /** @type {HTMLElement} */ (event.target).tabIndex = -1;
+  if (to) to.tabIndex = 0;
+  to?.focus();
+  event.preventDefault();
+  event.stopPropagation();
+};
+
 /** Lets the browser draw and handle events, then continues at once; a timer would wait four milliseconds. */
 export const breathe = () =>
   new Promise((go) => {

@@ -11,17 +11,10 @@ const MOST_NUMBERS = 400; // a matrix with more cells shows no numbers
 
 /** The transpose; `flip` tells that it is one. @param {Matrix} m @returns {Matrix} */
 export const transposed = (m) => ({
-  ...m,
-  rows: m.cols,
-  cols: m.rows,
-  rowDim: m.colDim,
-  colDim: m.rowDim,
-  rowName: m.colName,
-  colName: m.rowName,
+  ...{ ...m, rows: m.cols, cols: m.rows, rowDim: m.colDim, colDim: m.rowDim, rowName: m.colName, colName: m.rowName },
   value: (i, j) => m.value(j, i),
   hidden: m.hidden ? (i, j) => /** @type {any} */ (m.hidden)(j, i) : null,
-  split: undefined,
-  flip: !m.flip,
+  ...{ split: undefined, flip: !m.flip },
 });
 
 /** An axis's letter as it is printed. @param {string} dim */

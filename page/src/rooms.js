@@ -11,6 +11,7 @@ import { openServed } from "./live/served.js";
 import { nameOfHead } from "./long/grid.js";
 import { openLong } from "./long/page.js";
 import { overviewRoom } from "./overview.js";
+import { filled } from "./numbers.js";
 import { mostStructured, newPlace } from "./place.js";
 import { openStory } from "./steps.js";
 import { openTour } from "./tour.js";
@@ -44,21 +45,24 @@ export function openRooms(page, served) {
       };
       return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
     };
-    const rename = (/** @type {string} */ name) => void (whose.textContent = name);
+    const follow = () => {
+      const { layer, head } = place.chosen;
+      const { map } = wordsOf(page, shell);
+      const name = map ? `${runs[0].layers[layer].name}.${head}` : nameOfHead(runs[0].layers, layer, head, shell.t);
+      whose.textContent = map ? filled(map, { head: name }) : name;
+      answer.show();
+    };
+    if (why) place.follow("causes", follow);
     const draw = () => {
-      const follow = () => rename(nameOfHead(runs[0].layers, place.chosen.layer, place.chosen.head, shell.t));
       if (header.why) {
-        const [carried, folded] = causesRoom(page, shell, place, answer, rename);
+        const [carried, folded] = causesRoom(page, shell, place, answer);
         causes.replaceChildren(carried, front, folded);
-      } else if (why) {
-        place.follow("causes", follow); // in place of what followed before
-        causes.replaceChildren(front);
-        follow();
-      }
+      } else if (why) causes.replaceChildren(front);
       map?.(shell, inner, answer, front);
       steps?.(shell, below);
       overview?.draw(shell);
       tour?.draw(shell);
+      if (why) follow();
     };
     if (why)
       shell.main.append(

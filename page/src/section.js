@@ -187,21 +187,11 @@ export function windowOf(t, m, spot) {
 }
 
 /** Whether the numbers that a traced file claims for this step are right. @param {Story} story @param {string} id @returns {Child} */
-function verdicts({ page, shell, t }, id) {
+function verdicts({ page, shell }, id) {
   const language = shell.language();
   const ofStep = (/** @type {any} */ { name }) => name === id || (id === "heads" && name === "output");
-  return page.header.claims.filter(ofStep).map((/** @type {any} */ { name, right, text, mistake }) => {
-    const array = page.has(`claimed.${name}`) ? page.array(`claimed.${name}`) : null;
-    const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
-    const cell = (/** @type {number} */ index) => h("td", fmt(Number(array?.data[index]), 5));
-    const row = (/** @type {number} */ i) =>
-      h(
-        "tr",
-        listOf(cols, (j) => cell(i * cols + j)),
-      );
-    const lines = listOf(rows * cols <= 400 ? rows : 0, row);
-    const claimed = lines.length > 0 && h("table", h("caption", t("claimed")), h("tbody", lines));
+  return page.header.claims.filter(ofStep).map((/** @type {any} */ { right, text, mistake }) => {
     const said = h("p", text[language], mistake && h("strong", ` ${mistake[language]}`));
-    return h(right ? "div.verdict.right" : "div.verdict.wrong", said, claimed);
+    return h(right ? "div.verdict.right" : "div.verdict.wrong", said);
   });
 }

@@ -69,8 +69,8 @@ export function openStory(page, place) {
     const { arrays, layers } = page.header;
     const size = Object.values(arrays).reduce((sum, { packed = 0 }) => sum + packed, 0);
     const wanted = size < SOON ? layers : [layers[state.layer]];
-    const claimed = Object.keys(arrays).filter((name) => name.startsWith("claimed."));
-    const names = [...wanted.flatMap((/** @type {any} */ each) => Object.values(each.arrays)), ...claimed];
+    /** @type {string[]} */
+    const names = wanted.flatMap((/** @type {any} */ each) => Object.values(each.arrays));
     const missing = names.filter((name) => arrays[name].packed !== undefined && !page.known(name));
     if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;

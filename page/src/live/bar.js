@@ -7,11 +7,12 @@ import { unchanged } from "../model/attention.js";
 
 const PAUSE = 150; // milliseconds between words that are written on
 
-/** A button with its key; it stays where its words change. @param {Shell["key"]} key @param {string} sign @param {() => void} act @param {string} [said] */
+/** A button with its key; `say` changes its words, and it stays. @param {Shell["key"]} key @param {string} sign @param {() => void} act @param {string} [said] */
 export function button(key, sign, act, said) {
   const words = h("span", said);
   key(sign, act);
-  return { words, element: h("button", { onclick: act, "aria-keyshortcuts": sign }, words, " ", h("kbd", sign)) };
+  const element = h("button", { onclick: act, "aria-keyshortcuts": sign }, words, " ", h("kbd", sign));
+  return { element, say: (/** @type {string} */ text) => void (words.textContent = text) };
 }
 
 /** @param {Page} page @param {Place} place @param {Live} live @param {Shell} shell */
@@ -33,11 +34,9 @@ export function liveBar({ header }, place, live, shell) {
   };
   const next = button(key, "g", () => goOn(false), t("try next"));
   const write = button(key, "w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
-  const [strike, cut, off] = [
-    button(key, "x", live.strike),
-    button(key, "c", () => live.cut()),
-    button(key, "h", live.turn),
-  ];
+  const [strike, cut, off] = Object.entries({ x: live.strike, c: () => live.cut(), h: live.turn }).map(([sign, act]) =>
+    button(key, sign, act),
+  );
   const back = button(key, "r", () => live.change(unchanged()), t("as it was"));
   const controls = changeControls(shell, () => state.change, live.change);
   const said = h("p.ribbon", { role: "status" });
@@ -51,9 +50,9 @@ export function liveBar({ header }, place, live, shell) {
     controls.update();
     back.element.disabled = isUnchanged(change);
     write.element.setAttribute("aria-pressed", String(state.writing));
-    strike.words.textContent = t("try hide", { token: name(query) });
-    cut.words.textContent = t("try cut", { layer, head, query: name(query), key: name(Math.max(other, 0)) });
-    off.words.textContent = t("try off", { layer, head });
+    strike.say(t("try hide", { token: name(query) }));
+    cut.say(t("try cut", { layer, head, query: name(query), key: name(Math.max(other, 0)) }));
+    off.say(t("try off", { layer, head }));
     const replaced =
       change.hidden.includes(0) &&
       t("try replaced", { token: name(0), other: header.live.vocabulary[header.live.neutral] });

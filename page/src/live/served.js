@@ -138,11 +138,8 @@ function without({ header: { why, runs, tokens } }, { chosen, follow }, asked, r
   const head = () => ({ layer: runs[0].layers[chosen.layer].name, head: chosen.head });
   const take = (/** @type {any} */ one, what = "", off = /** @type {any[]} */ ([])) =>
     run(one, ({ without: line }) => {
-      trials.unshift({
-        ...line,
-        off,
-        what: line.text ? spelled(line.text, 60) : `${head().layer}.${chosen.head}${what}`,
-      });
+      const named = line.text ? spelled(line.text, 60) : `${head().layer}.${chosen.head}${what}`;
+      trials.unshift({ ...line, off, what: named });
       live.update();
     });
   const live = /** @type {any} */ ({
@@ -155,12 +152,9 @@ function without({ header: { why, runs, tokens } }, { chosen, follow }, asked, r
     cut: (key = chosen.key, query = chosen.query) =>
       key >= 0 && take({ edge: [chosen.layer, chosen.head, query, key] }, ` ${named(query)} → ${named(key)}`),
     bar(/** @type {Shell} */ { t, key }) {
-      const buttons = [
-        button(key, "x", live.strike),
-        button(key, "s", () => take({ sentence: chosen.query })),
-        button(key, "c", () => live.cut()),
-        button(key, "h", live.turn),
-      ];
+      const sentence = () => take({ sentence: chosen.query });
+      const acts = Object.entries({ x: live.strike, s: sentence, c: () => live.cut(), h: live.turn });
+      const buttons = acts.map(([sign, act]) => button(key, sign, act));
       const said = t("serve against");
       const rival = h("input", { id: "serve-against", "aria-label": said, placeholder: said, autocomplete: "off" });
       const compare = () => rival.value.trim() && answer({ ...asked, answer: why.answer, against: rival.value });
@@ -176,14 +170,9 @@ function without({ header: { why, runs, tokens } }, { chosen, follow }, asked, r
         ]);
       live.update = () => {
         const token = named(chosen.query);
-        const edge = { query: token, key: named(Math.max(chosen.key, 0)) };
-        const words = [
-          t("try hide", { token }),
-          t("serve sentence", { token }),
-          t("try cut", { ...head(), ...edge }),
-          t("serve off", head()),
-        ];
-        buttons.forEach((each, at) => (each.words.textContent = words[at]));
+        const names = { ...head(), token, query: token, key: named(Math.max(chosen.key, 0)) };
+        const words = [t("try hide", names), t("serve sentence", names), t("try cut", names), t("serve off", names)];
+        buttons.forEach(({ say }, at) => say(words[at]));
         buttons[2].element.disabled = chosen.key < 0 || chosen.key > chosen.query;
         tried.replaceChildren(...(trials.length ? [table("table", columns, trials.map(rowOf))] : []));
         live.mark();

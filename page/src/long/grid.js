@@ -2,7 +2,7 @@
 
 import { thenOf } from "../causes.js";
 import { css, inkOn, signed } from "../colour.js";
-import { ARROWS, h, scrollWithin } from "../dom.js";
+import { h, scrollWithin, walking } from "../dom.js";
 import { bare, short, withSign } from "../numbers.js";
 
 const LABELLED = 24; // up to so many heads have their kinds below their pictures
@@ -105,14 +105,8 @@ function labelOf({ kinds, statistics }, place, t) {
 export const showChosen = (front) =>
   scrollWithin(front.querySelector(".heads"), front.querySelector('[aria-pressed="true"]'));
 
-/** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */
-function walk(event) {
-  const step = ARROWS[event.key];
-  const from = /** @type {HTMLElement} */ (event.target);
-  if (!step || !from.dataset.place) return;
+/** From head to head. */
+const walk = walking((from, down, right) => {
   const [layer, head] = from.dataset.place.split(" ").map(Number);
-  const to = from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`);
-  event.preventDefault();
-  event.stopPropagation();
-  /** @type {HTMLElement | null | undefined} */ (to)?.focus();
-}
+  return from.parentElement.querySelector(`[data-place="${layer + down} ${head + right}"]`);
+});

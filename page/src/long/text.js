@@ -2,7 +2,7 @@
 
 import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
-import { add, h, scrollWithin, svg } from "../dom.js";
+import { add, h, scrollWithin, svg, walking } from "../dom.js";
 import { kept, listOf, spelled } from "../numbers.js";
 import { follow, jump } from "./look.js";
 import { rowOf } from "./source.js";
@@ -97,8 +97,9 @@ function passage(look, texts, start, stop) {
       onpointerover: (/** @type {PointerEvent} */ event) => event.pointerType !== "touch" && act(event, pointAt),
       onpointerleave: () => pointAt(look, null),
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
-        if (event.key === "Enter" || event.key === " ") act(event);
-        else if (!walk(event)) return;
+        walk(event);
+        if (event.key !== "Enter" && event.key !== " ") return;
+        act(event);
         event.preventDefault();
         event.stopPropagation();
       },
@@ -122,18 +123,13 @@ function shown(token) {
   return space + spelled(text.slice(space.length), 60);
 }
 
-/** Arrows go from token to token while one of them has the focus. @param {KeyboardEvent} event */
-function walk({ key, target }) {
-  const side = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[key];
-  if (!side) return false;
-  let to = /** @type {any} */ (target)[side];
+/** From token to token. */
+const walk = walking((from, down, right) => {
+  const side = down + right < 0 ? "previousElementSibling" : "nextElementSibling";
+  let to = from[side];
   while (to && !to.offsetParent) to = to[side]; // what is folded, and the picture of the edges
-  if (!to) return true;
-  /** @type {any} */ (target).tabIndex = -1;
-  to.tabIndex = 0;
-  to.focus();
-  return true;
-}
+  return to;
+});
 
 /** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
 async function pointAt(look, token) {

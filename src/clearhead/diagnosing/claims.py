@@ -94,8 +94,7 @@ class CheckedExample:
             | {"mistake": {x: say(x, "and").join(v.did(x)) for x in LANGUAGES} if v.did("en") else None}
             for v in self.verdicts
         ]
-        claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
-        return self.trace.document(language, self.tokens, self.sources, said, claimed)
+        return self.trace.document(language, self.tokens, self.sources, said)
 
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""

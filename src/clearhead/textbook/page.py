@@ -5,7 +5,6 @@ The page computes every score and weight itself, from the q, k and rules that th
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,12 @@ def story(
     language: Language,
     told: Mapping[str, Any],
     *,
-    claimed: Mapping[str, Array] = MappingProxyType({}),
     kept: Collection[int] | None = None,
 ) -> Document:
     """Make the document of a page with steps.
 
     told      entries of its header: convention, tokens, sources (the keys' texts, if they differ from the queries'),
               chosen (the layer, head and query shown first), facts, claims
-    claimed   the arrays of wrong claims, by step
     kept      the numbers of the layers that keep steps and weights, in bfloat16; None: all layers, in their dtype
     Raises RuleError for another language.
     """
@@ -56,7 +53,6 @@ def story(
     tokens, sources, convention = (entries[name] for name in ("tokens", "sources", "convention"))
     shown, arrays = described_runs(_runs(layers, tokens, sources), kept)
     described = [_layer(_slim(layer, kept), str(index), arrays) for index, layer in enumerate(layers)]
-    arrays |= {f"claimed.{name}": array for name, array in claimed.items()}
     header = {
         **opening(shown, title, read_language(language)),
         **entries,

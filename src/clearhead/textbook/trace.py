@@ -6,7 +6,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
@@ -156,16 +155,15 @@ class Trace:
         tokens: Names = None,
         sources: Names = None,
         claims: Sequence[Mapping[str, Any]] = (),
-        claimed: Mapping[str, Array] = MappingProxyType({}),
     ) -> Document:
         """The document of the page that explains this trace.
 
         tokens, sources   as `token_names` gives them
-        claims, claimed   verdicts on what a file claims, and the arrays of its wrong claims
+        claims            verdicts on what a file claims
         """
         facts = {"check": both("check", engine=self.engine, difference=self.difference)}
         told = {"convention": self.convention, "tokens": tokens, "sources": sources, "facts": facts, "claims": claims}
-        return story([self.layer()], "attention, step by step", language, told, claimed=claimed)
+        return story([self.layer()], "attention, step by step", language, told)
 
     def layer(self, number: int | None = None) -> PageLayer:
         """One layer of a page's story: the inputs, tokens as rows, and the rules."""
