@@ -54,11 +54,11 @@ def hide_a_word(page: Any) -> None:
     drawn(page)
 
 
-def cuts(page: Any) -> None:
-    """Show what cutting each edge would change."""
+def cut(page: Any) -> None:
+    """Wait for what made the answer of the run without the edge that the address cuts."""
+    until(page, "document.querySelector('.try').getAttribute('aria-busy') === 'false'")
+    until(page, "document.querySelector('.carried') !== null && document.querySelector('.stale') === null")
     drawn(page)
-    page.locator("select:has(option[value=cuts])").first.select_option("cuts")
-    page.locator(".map-of").scroll_into_view_if_needed()
 
 
 def slid(place: int) -> Callable[[Any], None]:
@@ -74,9 +74,9 @@ LESSONS: dict[str, tuple[list[str], str, int, Callable[[Any], None]]] = {  # a c
     "heads": (["explain", "humpty dumpty sat on a", *ONE], "", 800, drawn),
     "generate": (["explain", "humpty dumpty", "--generate", "6", "--token", "7"], "", 800, drawn),
     "learn": (["learn"], "", 800, slid(20)),
-    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&show=cuts", 800, cuts),
+    "why": (["explain", "mary had a little", "--why"], "#at=0.0.2&cell=3.0&cuts=0.2.3.0", 800, cut),
 }
-HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=93.39&show=weights"
+HUMPTY, AT_LONG = ["explain", "humpty dumpty sat on"], "#at=0.1.3&cell=93.39"
 SHOTS = {
     "answer.png": Shot(["explain", LAMB]),
     "long.png": Shot(["explain", "--layer", "1", "--head", "3", "--file"], AT_LONG, (1240, 1500), act=drawn),

@@ -1,7 +1,6 @@
 // What is shown, in the page's address, so that a link leads back to it: the place on the map, the text that the page's
 // own model runs and what is changed, the step.
 
-import { SHOWS } from "./long/effects.js";
 import { unchanged } from "./model/attention.js";
 
 /** The parts of the address now. */
@@ -36,11 +35,10 @@ function write(more) {
 /** The place on the map. @param {Look} look */
 export function toLink({ state, chosen: { run, layer, head, query, key } }) {
   if (state.quiet) return;
-  const { view, shows } = state;
+  const { view } = state;
   write({
     ["at"]: `${run}.${layer}.${head}`,
     ["cell"]: `${query}.${key}`,
-    ["show"]: shows,
     ["view"]: view && [view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_"),
   });
 }
@@ -53,7 +51,6 @@ export const cellHere = () => numbers("cell", ".");
 
 /** @param {Look["state"]} state @param {Chosen} chosen @param {Header["runs"]} runs */
 export function fromLink(state, chosen, runs) {
-  const now = parts();
   const [run, layer, head] = numbers("at", ".");
   const shown = runs[run]?.layers[layer];
   if (shown?.heads[head] === undefined) return;
@@ -65,8 +62,6 @@ export function fromLink(state, chosen, runs) {
   }
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
-  const shows = now.get("show") ?? "";
-  if (shown.statistics.effect && SHOWS.includes(shows)) state.shows = /** @type {Shows} */ (shows);
 }
 
 /** Is the run as the model is trained to be run? @param {Change} change */

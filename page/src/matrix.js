@@ -117,6 +117,7 @@ function outline(/** @type {Block} */ { m, x, y, w, h: tall }, /** @type {Mark} 
 
 /** Draws the cells of a matrix as an image, large ones with lines between them. Where several fall on a pixel, it shows their mean. @param {CanvasRenderingContext2D} pen @param {Block} block */
 function drawCells(pen, { m, x, y, w, h: tall }) {
+  if (!(m.rows * m.cols)) return;
   const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
   const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
   const values = Float64Array.from({ length: wide * high }, (_, index) => {

@@ -112,16 +112,15 @@ export const listOf = (size, each) => Array.from({ length: size }, (_, index) =>
 
 /**
  * Where the largest numbers stand, the first of equals first; NaN is left out.
- * @param {ArrayLike<number>} values @param {number} count @param {(x: number) => number} [size]      what is compared
- * @param {number} [least]      only larger ones count
+ * @param {ArrayLike<number>} values @param {number} count @param {number} [least]      only larger ones count
  */
-export function largest(values, count, size = (x) => x, least = -Infinity) {
+export function largest(values, count, least = -Infinity) {
   /** @type {number[]} */
   const best = [];
   for (let index = 0; index < values.length; index++) {
-    const x = size(values[index]);
-    if (!(x > least) || (best.length === count && x <= size(values[best[count - 1]]))) continue;
-    const place = best.findIndex((other) => size(values[other]) < x);
+    const x = values[index];
+    if (!(x > least) || (best.length === count && x <= values[best[count - 1]])) continue;
+    const place = best.findIndex((other) => values[other] < x);
     best.splice(place < 0 ? best.length : place, 0, index);
     best.length = Math.min(best.length, count);
   }

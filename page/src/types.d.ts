@@ -9,7 +9,6 @@ type NumberArray = { shape: number[]; data: Numbers };
 type Rows = { data: Numbers; start: number; width: number }; // rows of `width` numbers from `start` on
 type Cell = (i: number, j: number) => number;
 type Test = (i: number, j: number) => boolean;
-type Shows = "weights" | "contributions" | "cuts" | "moved";
 
 /** A layer of a run to show, as view/long.py describes it. */
 interface Layer {
@@ -102,7 +101,6 @@ interface Source {
   here: HTMLElement;
   head: Head;
   pick(at: Address): void; // goes round where there is no such layer or head
-  again(): Promise<void>; // draws the head again, from the present state
   failed(why: unknown): null;
 }
 /** The view of one head, and what the map, the text and the controls change of it. */

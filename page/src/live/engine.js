@@ -93,7 +93,7 @@ const looksOf = (layers, n) => ({
   heads: layers.map(({ heads }) =>
     heads.map(({ weights }) => {
       const row = weights.subarray((n - 1) * n);
-      return largest(row, LOOKS, undefined, LOOK).map((key) => [key, row[key]]);
+      return largest(row, LOOKS, LOOK).map((key) => [key, row[key]]);
     }),
   ),
 });

@@ -129,6 +129,6 @@ function edges({ row, chosen: { layer, head, query }, parts }, { cuts }, cut) {
   if (!row) return;
   const here = String([layer, head, query]);
   const gone = cuts.filter((each) => String(each.slice(0, 3)) === here).map((each) => each[3]);
-  const arcs = [...largest(row, ARCS, undefined, ARC), ...gone].map((key) => [key, gone.includes(key) ? 0 : row[key]]);
+  const arcs = [...largest(row, ARCS, ARC), ...gone].map((key) => [key, gone.includes(key) ? 0 : row[key]]);
   drawArcs(parts.text, query, /** @type {[number, number][]} */ (arcs), (key) => cut(key, query));
 }

@@ -1,11 +1,10 @@
 // A look at one head: its map with what is said of it, the chosen cell, and all that follows the cell.
 
 import { toLink } from "../address.js";
-import { drawColours } from "../colour.js";
-import { ARROWS, byId, h, select, write } from "../dom.js";
+import { drawColours, weighed } from "../colour.js";
+import { ARROWS, h, select, write } from "../dom.js";
 import { fmt } from "../numbers.js";
-import { hasEffects, showing, SHOWS } from "./effects.js";
-import { draw, shadeOf } from "./map.js";
+import { draw } from "./map.js";
 import { listen } from "./pointer.js";
 import { fillLists, fillTable, readout } from "./said.js";
 import { columnOf, headAt, LEVELS, rowOf, strongestKey } from "./source.js";
@@ -52,8 +51,6 @@ export function lookAt(source) {
   const canvas = h("canvas");
   return {
     ...source,
-    actual: head, // with its weights
-    head: showing(head, state.shows), // of its edges the weights, or what they did
     offset, // the key position of query 0
     keyTexts,
     pads: new Set(layer.cross || layer.text !== "tokens" ? [] : run.pads), // which of them are padding
@@ -96,10 +93,10 @@ function stillAt(look) {
 export async function drawAgain() {
   if (!latest) return;
   const look = latest;
-  const actual = await headAt(look.page, look.chosen);
-  await actual.loading;
-  if (!onPage(look) || actual.version !== look.page.version) return;
-  Object.assign(look, { actual, head: showing(actual, look.state.shows), ...(await surveyOf(actual)) });
+  const head = await headAt(look.page, look.chosen);
+  await head.loading;
+  if (!onPage(look) || head.version !== look.page.version) return;
+  Object.assign(look, { head, ...(await surveyOf(head)) });
   await moved(look);
   follow(look, look.queries - 1);
 }
@@ -117,7 +114,7 @@ export function lastQuery(page, { address, layer, n }) {
 export async function followPlace() {
   if (!latest) return;
   const look = latest;
-  const { page, chosen, actual: head } = look;
+  const { page, chosen, head } = look;
   const query = chosen.query < 0 || chosen.query >= head.n ? lastQuery(page, head) : chosen.query;
   const key = chosen.key < 0 ? await strongestKey(head, query).catch(look.failed) : chosen.key;
   if (onPage(look)) await show(look, query, Math.min(key ?? 0, head.m - 1));
@@ -136,7 +133,7 @@ function facts({ head, place, shell: { t } }) {
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { actual, state, head } = look;
+  const { head } = look;
   const draw = () => onPage(look) && refresh(look);
   surveyOf(head).then((survey) => {
     if (look.head !== head) return;
@@ -149,11 +146,6 @@ function fetchMore(look) {
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
-  const loaded = () => {
-    const { g, rows } = actual.computing ?? {};
-    if (head.shows !== state.shows && g && rows?.v && onPage(look)) look.again(); // from here on what edges did is known
-  };
-  if (state.shows !== "weights") actual.loading.then(loaded);
 }
 
 // the map, with its scale, the part that is in view, and what a pixel is
@@ -173,25 +165,23 @@ export function refresh(look) {
   settle(look, f);
   const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
   state.view = view;
-  const shade = shadeOf(look);
+  const shade = weighed(look.whole);
   const hatched = Boolean(head.layer.masked);
   const swatches = [
     hatched && h("span", h("i.hatched"), t("masked cell")),
     nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  const ends = t("ends here", { what: t(`shows ${head.shows}`) });
-  const [low, high] = [shade.low ? `≤ ${fmt(shade.low, 3)}` : "0", `≥ ${fmt(shade.high, 3)}`];
-  const said = [low, high, nonfinite, ends, head.shows, hatched].join(" ");
+  const [ends, high] = [t("ends here"), `≥ ${fmt(shade.high, 3)}`];
+  const said = [high, nonfinite, ends, hatched].join(" ");
   if (parts.scale.dataset.said !== said) {
     const bar = h("canvas.bar-of", { width: 132, height: 10 });
     drawColours(bar, (x) => shade.along(x / 131));
-    parts.scale.replaceChildren(h("div.legend", low, bar, high, swatches, h("span.note", ends)));
+    parts.scale.replaceChildren(h("div.legend", "0", bar, high, swatches, h("span.note", ends)));
   }
   parts.scale.dataset.said = said;
   const end = endOf(look, f);
   const inside = { i0: Math.floor(view.y), i1: Math.ceil(end.y) - 1, j0: Math.floor(view.x), j1: Math.ceil(end.x) - 1 };
-  const single = head.shows === "weights" && t("single");
-  const pixel = rows * cols === 1 ? single : (stretched ? t("stretched") : "") + t("many", { rows, cols });
+  const pixel = rows * cols === 1 ? t("single") : (stretched ? t("stretched") : "") + t("many", { rows, cols });
   const where = t("where", { ...inside, n: queries, m: keys });
   write(parts.where, [where, pixel, missing && t("computing")].filter(Boolean).join(" · "));
   parts.box.dataset.missing = String(missing);
@@ -226,7 +216,7 @@ export async function moved(look, wait) {
     write(parts.readout, words);
     shell.say(words);
     fillLists(look, (query, key) => jump(look, query, key));
-    look.dive.show({ actual: look.actual, cell: { i: chosen.query, j: chosen.key } });
+    look.dive.show({ actual: head, cell: { i: chosen.query, j: chosen.key } });
     fillTable(look, still);
   }
   shadeText(look);
@@ -259,20 +249,13 @@ function show(look, query, key) {
 /** @param {string} label @param {string} id @param {string[][]} options @param {string} value @param {(value: string) => void} then */
 export const choice = (label, id, options, value, then) => h("label", `${label} `, select(id, options, value, then));
 
-/** The controls of one head: zoom, and what is shown. @param {Look} look */
+/** The controls of the map. @param {Look} look */
 function controls(look) {
-  const { state, head, chosen } = look;
   const { t } = look.shell;
   const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
     h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
-  const zooms = h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0));
-  const effects = SHOWS.map((name) => [name, t(`shows ${name}`)]);
-  const show = (/** @type {any} */ shows) => {
-    state.shows = shows;
-    look.again().then(() => byId("shows")?.focus());
-  };
-  const shown = hasEffects(head.layer, chosen.head) && choice(t("shows"), "shows", effects, state.shows, show);
-  return h("div.picks.controls", zooms, shown);
+  const zooms = [near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)];
+  return h("div.picks.controls", h("span.zooms", zooms));
 }
 
 function bindKeys(/** @type {Look} */ look) {

@@ -2,7 +2,7 @@
 // picture; names beside them, and the chosen cell.
 
 import { MASKED } from "../attention.js";
-import { colour, css, fill, hatching, inkOn, penOn, rgb, signed, weighed } from "../colour.js";
+import { colour, css, fill, hatching, inkOn, penOn, rgb, weighed } from "../colour.js";
 import { short } from "../numbers.js";
 import { labelOf } from "./said.js";
 import { forbidden } from "./source.js";
@@ -13,10 +13,6 @@ import { endOf, filled } from "./view.js";
 
 const COMPUTED = 8; // up to so many weights along a pixel are computed; above, the stored picture
 const NUMBERED = 34; // from so many pixels on a cell has its number
-
-/** The colours of the map's values. @param {Look} look */
-export const shadeOf = ({ head, whole }) =>
-  head.shows === "weights" ? weighed(whole) : signed(head.shows, whole, true);
 
 /**
  * Draw everything; says how many weights a pixel has, whether that is a stored picture's, and how many tiles are missing.
@@ -64,7 +60,7 @@ function drawWeights(pen, look, f) {
     const [x, y] = [(tile.left - view.x) / view.step, (tile.top - view.y) / view.step];
     pen.fillStyle = hatch;
     if (missing) pen.fillRect(x, y, size, size); // covers the picture
-    const paint = (/** @type {Uint32Array} */ pixels) => colour(pixels, tile.weights, shadeOf(look), 0); // masked: the hatching shows
+    const paint = (/** @type {Uint32Array} */ pixels) => colour(pixels, tile.weights, weighed(look.whole), 0); // masked: the hatching shows
     pen.drawImage(coloured(tile.weights, look, SIDE, SIDE, paint), x, y, size, size);
     if (1 / view.step >= NUMBERED) drawNumbers(pen, look, f, tile);
   }
@@ -93,7 +89,7 @@ const sheets = new WeakMap();
 
 /** A tile or a picture in colour, painted where its colours are others than before. @param {object} key @param {Look} look @param {number} wide @param {number} high @param {(pixels: Uint32Array) => void} paint */
 function coloured(key, look, wide, high, paint) {
-  const shade = shadeOf(look);
+  const shade = weighed(look.whole);
   const how = [look.whole, shade.along(0), shade.along(1), look.head.version].join();
   const known = sheets.get(key);
   if (known?.how === how) return known.sheet;
@@ -105,10 +101,10 @@ function coloured(key, look, wide, high, paint) {
 /** Draws the finest picture that there is, stretched over the view. @param {CanvasRenderingContext2D} pen @param {Look} look @param {number} wide @param {number} high */
 function drawPicture(pen, look, wide, high) {
   const { head, view } = look;
-  const picture = (head.shows === "weights" && look.wide) || head.small;
+  const picture = look.wide || head.small;
   if (!picture) return null;
   const { rows, cols } = picture;
-  const paint = (/** @type {Uint32Array} */ pixels) => paintPicture(head, picture, shadeOf(look), 0, pixels);
+  const paint = (/** @type {Uint32Array} */ pixels) => paintPicture(head, picture, weighed(look.whole), 0, pixels);
   const [down, across] = [rows / head.n, cols / head.m]; // pixels of a token
   const sheet = coloured(picture, look, cols, rows, paint);
   const part = [wide * view.step * across, high * view.step * down];
@@ -132,7 +128,7 @@ export function paintPicture({ n, m, rules }, { rows, cols, value }, shade, mask
 /** The numbers of one tile. @param {CanvasRenderingContext2D} pen @param {Look} look @param {Frame} f @param {Tile} tile */
 function drawNumbers(pen, look, f, { weights, top, left }) {
   const { view } = look;
-  const shade = shadeOf(look);
+  const shade = weighed(look.whole);
   const end = endOf(look, f);
   pen.textAlign = "center";
   pen.textBaseline = "middle";

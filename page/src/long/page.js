@@ -11,7 +11,6 @@ import { newReading } from "./text.js";
 import { thumbnails } from "./thumbnails.js";
 
 export const newState = () => ({
-  shows: /** @type {Shows} */ ("weights"),
   pinned: false, // the pointer leaves the cell as it is
   quiet: false, // the page's address stays as it is until the reader acts on the map
   view: /** @type {{y: number, x: number, step: number} | null} */ (null), // the first query and key, and tokens for each pixel
@@ -31,7 +30,6 @@ export function openLong(page, place) {
   const { runs, layers: steps } = page.header;
   const state = newState();
   state.quiet = Boolean(steps);
-  if (!page.header.why && runs[0].layers[0].statistics.effect) state.shows = "contributions";
   fromLink(state, place.chosen, runs);
   return (shell, host, answer, front) => {
     const here = h("section.here", { "aria-live": "off" });
@@ -45,7 +43,6 @@ export function openLong(page, place) {
     /** @type {Room} */
     const room = {
       ...{ page, place, state, shell, answer, dive, front, here, pictures, opened: "", failed },
-      again: () => openHead(room),
       pick({ run, layer: to, head }) {
         const { layers } = runs[run];
         const layer = around(to, layers.length);

@@ -10,8 +10,6 @@ import { rowOf } from "./source.js";
 
 const MOST = 10; // weights of a list
 const NEAR = 12; // rows before and after the chosen one: as many as the table may have
-const sizeOf = (/** @type {number} */ x) => (x === MASKED ? 0 : Math.abs(x));
-const signed = (/** @type {number} */ x) => withSign(x, (size) => fmt(size, 3));
 
 /** A token in few characters, without the space before it. @param {Name} name @param {number} token @param {number} most */
 export const labelOf = (name, token, most) =>
@@ -31,7 +29,7 @@ function placed(name, token, most) {
 /** The cell in words: query, key, weight with its error bound, rank and the row's sum. @param {Look} look @param {Say} t */
 export function readout(look, t) {
   const { chosen, queryName, keyName, row, head } = look;
-  const { shows, layer, rules, served } = head;
+  const { layer, rules, served } = head;
   const reading = cellValue(look);
   const names = {
     query: isolated(placed(queryName, chosen.query, 24)),
@@ -41,19 +39,16 @@ export function readout(look, t) {
   if (!reading) return read(t("computing"));
   const { value, off } = reading;
   if (value === MASKED) return read(t("masked cell"));
-  const effects = shows !== "weights";
-  const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(value)}` : within(value, off))];
+  const parts = [read(within(value, off))];
   if (!Number.isFinite(value)) parts.push(t("nonfinite cell"));
   else if (!reading.exact) parts.push(t("of pixel"));
   else if (row) {
     const seen = row.filter((other) => other !== MASKED);
     const sum = seen.reduce((total, other) => total + other, 0);
-    const rank = 1 + seen.filter((other) => Math.abs(other) > Math.abs(value)).length;
+    const rank = 1 + seen.filter((other) => other > value).length;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
     parts.push(t("rank here", { rank, of: seen.length }));
-    if (shows === "contributions") parts.push(t("contributions sum", { sum: fmt(sum, 4) }));
-    if (!effects)
-      parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
+    parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
   }
   return parts.join(" · ");
 }
@@ -69,28 +64,23 @@ function cellValue({ head, chosen: { query: i, key: j }, row }) {
 }
 
 /** The strongest weights of the chosen query and of the chosen key; each entry leads to its cell. @param {Look} look @param {(i: number, j: number) => void} jump */
-export function fillLists({ parts, chosen, queryName, keyName, row, column, shell: { t }, head: { shows } }, jump) {
-  const [plain, what] = [shows === "weights", t(`shows ${shows}`)];
-  const [query, key] = [placed(queryName, chosen.query, 16), placed(keyName, chosen.key, 16)].map((name) => ({
-    name,
-    what,
-  }));
-  const titles = plain
-    ? [t("query looks", query), t("key seen", key)]
-    : [t("query effects", query), t("key effects", key)];
+export function fillLists({ parts, chosen, queryName, keyName, row, column, shell: { t } }, jump) {
   /** The ten largest, as buttons that lead there. @param {string} title @param {string} role @param {Float32Array | null} values @param {Name} name @param {(token: number) => void} go */
   const list = (title, role, values, name, go) => {
-    const best = values ? largest(values, MOST, sizeOf, 0) : [];
+    const weights = values ?? new Float32Array();
+    const best = largest(weights, MOST, 0);
     const items = best.map((index) => {
-      const x = values?.[index] ?? 0;
-      const size = `${(100 * sizeOf(x)) / sizeOf(values?.[best[0]] ?? 1)}%`;
+      const size = { "background-size": `${(100 * weights[index]) / weights[best[0]]}%` };
       const label = name(index) === String(index) ? "" : labelOf(name, index, 18);
-      const words = [h("span.place", index), h("bdi", label), h("span.num", (plain ? percent : signed)(x))];
-      const look = { class: x < 0 ? "below" : null, style: { "background-size": size } };
-      return h("li", h("button", { ...look, onclick: () => go(index) }, words));
+      const words = [h("span.place", index), h("bdi", label), h("span.num", percent(weights[index]))];
+      return h("li", h("button", { style: size, onclick: () => go(index) }, words));
     });
-    return h(`div.strongest.role-${plain ? role : shows}`, { hidden: !values }, h("h3", title), h("ol", items));
+    return h(`div.strongest.role-${role}`, { hidden: !values }, h("h3", title), h("ol", items));
   };
+  const titles = [
+    t("query looks", { name: placed(queryName, chosen.query, 16) }),
+    t("key seen", { name: placed(keyName, chosen.key, 16) }),
+  ];
   renew(parts.lists, [
     list(titles[0], "query", row, keyName, (j) => jump(chosen.query, j)),
     list(titles[1], "key", column, queryName, (i) => jump(i, chosen.key)),

@@ -45,7 +45,6 @@ export async function openHead(/** @type {Page} */ page, /** @type {Address} */ 
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
     version: page.version,
-    shows: /** @type {Shows} */ ("weights"),
   };
   if (exactAt >= 0 && !served)
     head.loading = (small ? drawn() : Promise.resolve())
@@ -93,8 +92,8 @@ const ROUND = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24 };
 /** @param {Page} page @param {any} layer @param {number} place @param {Rules} rules */
 async function computed(page, layer, place, rules) {
   const { queries: n, keys: m, arrays } = layer;
-  const loaded = ["q", "k", "logsumexp", "v", "g"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
-  const [q, k, lse, v, g] = await Promise.all(loaded);
+  const loaded = ["q", "k", "logsumexp", "v"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
+  const [q, k, lse, v] = await Promise.all(loaded);
   const [query, key] = [place * n, layer.key_of[place] * m];
   const part = (/** @type {NumberArray | null} */ x, /** @type {number} */ from) => {
     const width = x?.shape.at(-1) ?? 0;
@@ -114,7 +113,6 @@ async function computed(page, layer, place, rules) {
   let longest = -1; // key, looked for when it is first needed
   return {
     ...numbers,
-    g: part(g, query),
     lost: lost("v", layer.values), // by v's rounding for the page, as a share
     /**
      * How far a query's weights may be from the run's, as a share of them: L in float32 from sums of d_k products, and,

@@ -1,6 +1,5 @@
 // The text: its tokens, shaded by what they did for the answer or by a query's weights, and arcs over it.
 
-import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
 import { add, h, scrollWithin, svg, walking } from "../dom.js";
 import { kept, listOf, spelled } from "../numbers.js";
@@ -162,12 +161,10 @@ export function shadeText(look, over = null) {
   const { parts, head, offset, chosen, row, page } = look;
   const { why } = page.header;
   const caused = why && !over;
-  const shows = caused ? "contributions" : head.shows;
-  /** @type {ArrayLike<number> | null} */
-  const values = caused ? why.by_token : (over?.row ?? row);
-  const most = Array.from(values ?? [], (x) => (x === MASKED ? 0 : Math.abs(x))).reduce((a, b) => (b > a ? b : a), 0);
-  const plain = shows === "weights";
-  const scale = plain ? weighed(most) : signed(shows, most, true);
+  /** @type {ArrayLike<number>} */
+  const values = (caused ? why.by_token : (over?.row ?? row)) ?? [];
+  const most = Array.from(values).reduce((a, b) => Math.max(a, caused ? Math.abs(b) : b), 0);
+  const scale = caused ? signed("contributions", most, true) : weighed(most);
   const spans = /** @type {NodeListOf<HTMLElement>} */ (parts.text.querySelectorAll(".token"));
   const first = Number(spans[0]?.dataset.token);
   const query = head.layer.cross ? -1 : (over?.token ?? chosen.query + offset);
@@ -175,8 +172,8 @@ export function shadeText(look, over = null) {
   if (!parts.text.querySelector('.token[tabindex="0"]') && spans.length)
     (spans[query - first] ?? spans[0]).tabIndex = 0;
   spans.forEach((span, index) => {
-    const value = values ? values[first + index] : 0;
-    const none = value === MASKED || (plain ? value <= 0 : value === 0);
+    const value = values[first + index] ?? 0;
+    const none = caused ? value === 0 : value <= 0; // masked ones are
     const colour = scale.colour(value);
     span.classList.toggle("is-query", first + index === query);
     span.classList.toggle("is-key", first + index === key);

@@ -26,7 +26,7 @@ export const whenReady = (then, otherwise) => void ([ready, lost] = [then, other
 export function tileOf(w) {
   const { head, level, row, col } = w;
   const live = head.version > 0; // computed at once: it changes with every frame
-  const key = `${Object.values(head.address)} ${live} ${head.shows} ${level} ${row} ${col}`;
+  const key = `${Object.values(head.address)} ${live} ${level} ${row} ${col}`;
   const old = done.get(key);
   if (old && (!live || old.head === head)) return keep(key, head, old.tile); // the latest used is the last to go
   if (live) {
@@ -102,13 +102,10 @@ export function pixelRow({ head: { computing: c, n, m }, level, row, col }, y, o
     c.rowInto(i, from, to, line, 0);
     for (let j = 0; j < line.length; j++) {
       const x = start + Math.floor(j / step);
-      if (line[j] !== MASKED) out[x] = larger(out[x], line[j]);
+      out[x] = Math.max(out[x], line[j]); // NaN before all, MASKED last
     }
   }
 }
-
-/** The one of larger magnitude; NaN before all. @param {number} x @param {number} a */
-const larger = (x, a) => (x === MASKED || Number.isNaN(a) || Math.abs(a) > Math.abs(x) ? a : x);
 
 /** @typedef {{whole: number, nonfinite: boolean}} Survey      whole: the end of the colour scale */
 
@@ -141,7 +138,7 @@ async function survey({ computing: c, n, m, small, layer, address }) {
     for (let j = 0; j < m; j++) {
       if (line[j] === MASKED) continue;
       nonfinite ||= !Number.isFinite(line[j]);
-      peaks[i] = Math.max(peaks[i], Math.abs(line[j]) || 0);
+      peaks[i] = Math.max(peaks[i], line[j] || 0);
     }
     await pause();
   }

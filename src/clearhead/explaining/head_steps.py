@@ -202,12 +202,9 @@ def tables(seen: Any, language: Language) -> list[Table]:
     return [*result, Table(say(language, "what heads do"), columns, rows)] if rows else result
 
 
-def document(
-    seen: HeadSteps, language: Language = "en", g: Sequence[Array] | None = None, named: Sequence[int] = ()
-) -> Document:
+def document(seen: HeadSteps, language: Language = "en", named: Sequence[int] = ()) -> Document:
     """Make the page's document: every head of every layer, and the chosen layer's projection matrices.
 
-    g      for each layer, the derivative of some number by its heads' outputs, (heads, tokens, d_v)
     named  the layers to keep next after the chosen one, if the page has no room for all layers' weights and steps
     """
     numbers = list(layer_numbers(seen.model))
@@ -223,8 +220,6 @@ def document(
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
     layers = [_page_layer(seen, number, run, weights) for number, run in zip(numbers, seen.runs, strict=True)]
-    if g is not None:
-        layers = [replace(layer, g=by_output[None]) for layer, by_output in zip(layers, g, strict=True)]
     made = story(layers, seen.text, language, told, kept=kept)
     return _with_model(made, seen.model) if seen.model is load() else made
 
@@ -269,7 +264,7 @@ def _kept(runs: Sequence[LayerRun], order: Iterable[int], room: float) -> list[i
     parts = []
     for number in chosen:
         run, streams = runs[number], 2 * runs[number].x.size  # x, output; the first layer's only, if not all fit
-        numbers = 2 * run.q.size + run.k.size + run.v.size  # g is as large as q
+        numbers = run.q.size + run.k.size + run.v.size
         as_it_is = characters(numbers + streams, run.q.itemsize)[0]
         parts.append((as_it_is, characters(numbers + streams * (number == chosen[0]), run.q.itemsize)[1]))
     count, narrow = fitting(parts, room, pixels_of(sum(len(run.q) for run in runs)))

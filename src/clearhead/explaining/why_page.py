@@ -9,7 +9,6 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, rounded
-from clearhead.explaining.answers import Target
 from clearhead.explaining.attribution import for_page
 from clearhead.explaining.head_steps import document as explained
 from clearhead.explaining.part_runs import anywhere
@@ -17,8 +16,8 @@ from clearhead.explaining.rerun import EdgeEffect, Rerun, likely, plain
 from clearhead.explaining.steps import steps_of_text
 from clearhead.explaining.texts import read
 from clearhead.explaining.why_words import conclusion, gap_of, inside, leaks, of_answer, shared_by
-from clearhead.models.model import SHIPPED, Model
-from clearhead.models.protocol import Choice, Variant, choices, layer_numbers
+from clearhead.models.model import SHIPPED
+from clearhead.models.protocol import Choice, choices, layer_numbers
 from clearhead.spelling import bare, cut
 from clearhead.textbook.page import capitalised
 from clearhead.view.container import Document
@@ -59,17 +58,12 @@ class OtherNumber(NamedTuple):
 
 
 def document(seen: Any, language: Language) -> Document:
-    """Make the page's document, with the entry `why`; the text is run again for its steps and derivatives."""
+    """Make the page's document, with the entry `why`; the text is run again for its steps."""
     causes = seen.to_json()
     first = seen.heads[0]
     chosen: dict[str, Any] = {"layer": first.layer, "head": first.head, "token": len(seen.tokens) - 1}
     steps = steps_of_text(seen.reading, seen.model, **chosen)
-    g, run = None, seen.again.based[0].run  # derivatives of the lead by the heads' outputs; none for a model in PyTorch
-    if isinstance(seen.model, Model) and len(run.ids) == len(seen.tokens):
-        lead = Target(list(run.ids), (seen.rivals.token.id,), seen.rivals.against.id, odds=False)
-        back = seen.model.differentiated(lead.ids, [Variant()], lead.rows, lambda rows: lead.value(rows)[1])
-        g = [part.g for _, _, part in back][::-1]
-    made = explained(steps, language, g, [each["layer"] for each in causes["heads"] + causes["edges"]])
+    made = explained(steps, language, [each["layer"] for each in causes["heads"] + causes["edges"]])
     made.header["facts"]["way"] = for_page(seen.ways)
     kept = made.header["facts"]["kept"]
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}

@@ -31,7 +31,6 @@ class PageLayer:
     steps: Steps
     arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; if known x, w_q, …, output
     number: int | None = None
-    g: Array | None = None  # (batch, heads, queries, d_v): the gradient of some number at A·v
 
 
 def story(
@@ -88,8 +87,7 @@ def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
     q, k, v = (layer.arrays[name][batch : batch + 1] for name in "qkv")
     rules: Any = part.keywords()
     name = "" if layer.number is None else str(layer.number)
-    g = None if layer.g is None else layer.g[batch : batch + 1]
-    return ShownLayer(name, range(part.heads), AttentionMatrix(q, k, **rules), cross=cross, v=v, g=g)
+    return ShownLayer(name, range(part.heads), AttentionMatrix(q, k, **rules), cross=cross, v=v)
 
 
 def both(key: str, **values: object) -> Translations:

@@ -53,7 +53,7 @@ class ShownLayer:
     cross: bool = False
     note: str = ""
     v: Array | None = None  # (1, kv_heads, keys, d_v); None: unknown, so the page's arithmetic ends at the weight
-    g: Array | None = None  # (1, heads, queries, d_v), derivatives by A·v; with v the page shows contributions and cuts
+    g: Array | None = None  # (1, heads, queries, d_v), derivatives by A·v: what each head did
     text: Literal["tokens", "sources", ""] = "tokens"  # the run's names for its queries, and keys unless cross
 
 
@@ -148,7 +148,7 @@ def _exact(layers: Sequence[ShownLayer], room: float) -> tuple[list[list[int]], 
     for layer in layers:
         problem, numbers = layer.matrix.call.problem, (layer.matrix.call.k, layer.v)
         of_keys = sum(0 if x is None else prod(x.shape[2:]) for x in numbers)
-        of_queries = problem.queries * (problem.d_k + (0 if layer.g is None else layer.g.shape[-1]))
+        of_queries = problem.queries * problem.d_k
         computed = problem.queries * problem.keys <= COMPUTED**2
         pixels += 0 if computed else problem.heads * side**2
         rules, known = sum(array.nbytes for array in packed(problem)[1].values()) / 4, set[int]()
@@ -283,7 +283,7 @@ def _put(arrays: dict[str, Array], drawn: Mapping[str, Array], prefix: str) -> d
 
 
 def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str, Array]:
-    """Return q, k, v, g and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is theirs."""
+    """Return q, k, v and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is theirs."""
     call = layer.matrix.call
     problem = call.problem
     q, k = (_stored(on_cpu(x), narrow=narrow) for x in (call.q, call.k))
@@ -293,9 +293,8 @@ def _operands(layer: ShownLayer, exact: list[int], *, narrow: bool) -> dict[str,
         near, far = (to_device_of(x.astype(call.q.dtype), call.q) for x in (q, k))
         state = (layer.matrix.with_call(Call(problem, near, far)) if narrow else layer.matrix).state
         arrays["logsumexp"] = on_cpu(state.logsumexp)[0, exact]
-    for name, x, places in (("v", layer.v, keys), ("g", layer.g, exact)):
-        if x is not None and layer.v is not None:
-            arrays[name] = _stored(on_cpu(x)[0, places], narrow=narrow)
+    if layer.v is not None:
+        arrays["v"] = _stored(on_cpu(layer.v)[0, keys], narrow=narrow)
     return arrays
 
 
