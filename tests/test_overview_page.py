@@ -26,9 +26,9 @@ def explained():
 
 def test_the_picture_has_the_models_parts_and_what_they_add(running, explained):
     seen = ch.explain(TEXTS[0], shipped())
-    with opened(running, explained, wait=".picture svg", reduced_motion="reduce", bypass_csp=True) as page:
+    with opened(running, explained, wait=".picture li", reduced_motion="reduce", bypass_csp=True) as page:
         parts = page.locator("[data-part]").all()
-        told = {part.get_attribute("data-part"): part.locator("title").text_content() for part in parts}
+        told = {part.get_attribute("data-part"): part.locator(".door").get_attribute("title") for part in parts}
         middle = [f"{kind}-{layer}" for layer in range(2) for kind in ("layer", "mlp")]
         steps = [f"step-{each}" for each in STOPS[1:]]
         assert list(told) == ["text", "embeddings", *middle, "unembedding", "next", *steps]
@@ -40,16 +40,16 @@ def test_the_picture_has_the_models_parts_and_what_they_add(running, explained):
                     adds, abs=0.06
                 )
         assert percent(seen.next[0].probability) in told["next"]
-        assert page.locator("[data-part^=layer] .cell").count() == 16
-        page.locator("[data-part=layer-1] .cell").nth(3).click()
+        assert page.locator("[data-part^=layer] i").count() == 16
+        page.locator("[data-part=layer-1] i").nth(3).click()
         until(page, "location.hash.includes('step-weights')")
         assert [page.locator(f"#pick-{name}").input_value() for name in ("layer", "head")] == ["1", "3"]
         for door in ("mlp-0", "step-scores"):
-            page.locator(f"[data-door={door}]").press("Enter")
+            page.locator(f"[data-part={door}] button").press("Enter")
             until(page, f"document.activeElement.id === 'step-{'way' if door == 'mlp-0' else 'scores'}-title'")
-        page.locator("[data-door=step-scores]").focus()
+        page.locator("[data-part=step-scores] button").focus()
         page.keyboard.press("ArrowRight")
-        assert page.evaluate("document.activeElement.dataset.door") == "step-scaled"
+        assert page.evaluate("document.activeElement.parentElement.dataset.part") == "step-scaled"
         assert axe(page, "'.overview'") == []
 
 
@@ -57,7 +57,7 @@ def test_every_layer_is_in_the_picture_of_a_deep_model(running):
     rng = fresh()
     model = random_model(rng, layers=6)
     seen = ch.explain(random_text(rng, 4), model)
-    with opened(running, seen.to_html(), 390, wait=".picture svg") as page:
+    with opened(running, seen.to_html(), 390, wait=".picture li") as page:
         assert page.locator("[data-part^=layer]").count() == model.config.layers
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.locator(".overview button").is_visible()
@@ -66,7 +66,7 @@ def test_every_layer_is_in_the_picture_of_a_deep_model(running):
 def test_each_stop_says_the_runs_numbers_and_its_change(running, explained):
     text = str(fresh().choice(TEXTS))
     with opened(
-        running, explained, place=f"#try={quote(text)}&temperature=1", wait=".picture svg", reduced_motion="reduce"
+        running, explained, place=f"#try={quote(text)}&temperature=1", wait=".picture li", reduced_motion="reduce"
     ) as page:
         until(page, READY)
         until(page, f"document.querySelectorAll('.passage .token').length === {len(text.split())}")
@@ -120,7 +120,7 @@ def test_a_link_opens_its_stop_and_terms_explain_themselves(running, explained):
 def test_a_record_has_the_tour_without_changes_of_the_run(running):
     rng = fresh()
     seen = ch.explain(random_text(rng, 4), random_model(rng))
-    with opened(running, seen.to_html(), wait=".picture svg", reduced_motion="reduce") as page:
+    with opened(running, seen.to_html(), wait=".picture li", reduced_motion="reduce") as page:
         page.locator(".overview button").click()
         for stop in range(1, 9):
             assert f"Stop {stop} of 8" in page.locator("#tour").text_content()

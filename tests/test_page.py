@@ -170,9 +170,9 @@ def test_weights_keyboard_and_another_layer(running, explained, seen):
         other = (seen.layer + 1) % 2
         page.locator("#pick-layer").select_option(str(other))
         draw_all(page)
-        page.locator("#step-output details.numbers summary").click()
+        page.locator("#step-output details.numbers summary").last.click()
         page.locator("#step-output tbody td").first.wait_for()
-        shown = page.locator("#step-output tbody tr").first.locator("td").all_text_contents()
+        shown = page.locator("#step-output figure:last-child tbody tr").first.locator("td").all_text_contents()
         assert [float(x.replace("−", "-")) for x in shown] == pytest.approx(seen.runs[other].output[0, :12], abs=1e-4)
         assert "not in this file" in page.locator("#step-output").text_content()
 

@@ -2,14 +2,13 @@
 
 import { h, renew, write } from "./dom.js";
 import { LEVELS } from "./long/source.js";
-import { fmt, listOf, safe, within } from "./numbers.js";
-import { changed, num, sumOfProducts, sym } from "./written.js";
+import { fmt, listOf, safe } from "./numbers.js";
+import { bold, changed, num, sumOfProducts, sym } from "./written.js";
 
 /** @typedef {[title: string, line: Child]} Line */
 /** @typedef {{actual: Head, cell: {i: number, j: number}}} Shown */
 
 const MOST = 4; // numbers of a value that are shown
-const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));
 
 export function diveRoom(/** @type {Shell} */ { t }) {
   /** @type {Shown | null} */
@@ -45,44 +44,33 @@ export function diveRoom(/** @type {Shell} */ { t }) {
 
 /** @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */
 function arithmetic(head, i, j, t) {
-  const { rules, masked, logsumexp, m } = head;
-  const weightOf = sym("a", `${i},${j}`, "weights");
-  const lines = logitLines(head, i, j, t);
-  if (!head.visible(i, j)) return [...lines, [t("dive mask"), [t("masked cell"), ": ", weightOf, " = 0"]]];
-  const [x, L, weight] = [masked(i, j), logsumexp(i, j), head.weights(i, j)];
-  const sink = rules.sink === -Infinity ? null : [" + e", h("sup", fmt(rules.sink))];
-  const count = listOf(m, (key) => masked(i, key)).filter((logit) => logit !== -Infinity).length;
-  const sum = [sym("L", i, "weights"), " = ln(", t(`sum over ${rules.over}`, { count }), sink, ") = ", bold(L)];
-  const power = `${fmt(x, 5)} − ${fmt(L, 5).replace("−", "(−")}${L < 0 ? ")" : ""}`;
-  const value = h("b", within(weight, weight * head.bound(i)));
-  const softmax = [weightOf, " = e", h("sup", power), " = ", value];
-  const values = head.dv ? valueLines(head, i, j, t) : [/** @type {Line} */ ([t("dive value"), t("no values")])];
-  return [...lines, [t("dive sum"), sum], [t("step softmax"), softmax], ...values];
-}
-
-/** From the product to the logit. @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */
-function logitLines(head, i, j, t) {
-  const { rules, scores, scaled, capped, biased, masked, visible } = head;
+  const { rules, scores, capped, biased, masked, logsumexp, visible, m } = head;
   const product = sumOfProducts({
     name: sym("s", `${i},${j}`, "weights"),
     symbols: [sym("q", i, "query"), "·", sym("k", j, "key")],
     terms: listOf(head.dk, (c) => [head.q(i, c), head.k(j, c)]),
     roles: ["query", "key"],
-    total: scores(i, j),
-    more: (count, sum) => t("more", { count, sum }),
+    ...{ total: scores(i, j), t },
   });
   const seen = visible(i, j);
-  /** @type {[boolean, string, string, Cell][]} */
-  const rest = [
-    [true, "step scaled", "scaled", scaled],
-    [rules.softcap !== null, "dive cap", "capped", capped],
-    [seen && biased(i, j) !== capped(i, j), "dive bias", "biased", biased],
-    [seen && rules.temperature !== 1, "dive temperature", "masked", masked],
+  const sink = rules.sink === -Infinity ? null : [" + e", h("sup", fmt(rules.sink))];
+  const count = listOf(m, (key) => masked(i, key)).filter((logit) => logit !== -Infinity).length;
+  const sum = [sym("L", i, "weights"), " = ln(", t(`sum over ${rules.over}`, { count }), sink, ") = "];
+  const step = (/** @type {string} */ name) => changed(head, name, i, j, t);
+  /** @type {[is: boolean, title: string, line: Child][]} */
+  const lines = [
+    [true, "dive product", product],
+    [true, "step scaled", step("scaled")],
+    [rules.softcap !== null, "dive cap", step("capped")],
+    [seen && biased(i, j) !== capped(i, j), "dive bias", step("biased")],
+    [seen && rules.temperature !== 1, "dive temperature", step("masked")],
+    [!seen, "dive mask", step("weights")],
+    [seen, "dive sum", [sum, bold(logsumexp(i, j))]],
+    [seen, "step softmax", step("weights")],
+    [seen && !head.dv, "dive value", t("no values")],
   ];
-  const line = (/** @type {string} */ title, /** @type {string} */ rule, /** @type {Cell} */ value) =>
-    /** @type {Line} */ ([t(title), [changed(head, rule, i, j), " = ", bold(value(i, j))]]);
-  const there = rest.filter(([is]) => is).map(([, title, rule, value]) => line(title, rule, value));
-  return [[t("dive product"), product], ...there];
+  const there = lines.filter(([is]) => is).map(([, title, line]) => /** @type {Line} */ ([t(title), line]));
+  return seen && head.dv ? [...there, ...valueLines(head, i, j, t)] : there;
 }
 
 /** The value times the weight, and the output. @param {NonNullable<Head["computing"]>} head @param {number} i @param {number} j @param {Say} t @returns {Line[]} */

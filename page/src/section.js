@@ -189,7 +189,7 @@ export function windowOf(t, m, spot) {
 /** Whether the numbers that a traced file claims for this step are right. @param {Story} story @param {string} id @returns {Child} */
 function verdicts({ page, shell }, id) {
   const language = shell.language();
-  const ofStep = (/** @type {any} */ { name }) => name === id || (id === "heads" && name === "output");
+  const ofStep = (/** @type {any} */ { name }) => name === id || (id === "output" && name === "concat");
   return page.header.claims.filter(ofStep).map((/** @type {any} */ { right, text, mistake }) => {
     const said = h("p", text[language], mistake && h("strong", ` ${mistake[language]}`));
     return h(right ? "div.verdict.right" : "div.verdict.wrong", said);

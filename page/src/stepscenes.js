@@ -2,11 +2,11 @@
 
 import { signed, weighed } from "./colour.js";
 import { h } from "./dom.js";
-import { beforeAfterScene, beside, letterOf, productScene, singleScene } from "./scenes.js";
+import { beside, letterOf, productScene, sceneOf } from "./scenes.js";
 import { transposed } from "./matrix.js";
 import { fmt, listOf } from "./numbers.js";
 import { matrix, most } from "./story.js";
-import { changed, isRoot, num, softmaxOf, sym } from "./written.js";
+import { bold, changed, isRoot, num, rankOf, sym } from "./written.js";
 
 /**
  * A matrix of the steps: its axes name its rows and columns, n queries and m keys.
@@ -25,6 +25,18 @@ const K = /** @type {Of} */ ((s) => made(s, "K", "key", [s.head.m, "m"], [s.head
 const V = /** @type {Of} */ ((s) => made(s, "V", "value", [s.head.m, "m"], [s.head.dv, "d_v"], s.head.v));
 const O = /** @type {Of} */ ((s) => made(s, "O", "value", [s.head.n, "n"], [s.head.dv, "d_v"], s.head.output));
 const A = /** @type {Of} */ ((s) => square(s, "A", s.head.weights, { shade: weighed(1), hidden: s.hidden }));
+
+/** A single matrix. @param {Story} s @param {Matrix} m @param {StateAxis} axis @param {...string} notes */
+function singleScene(s, m, axis, ...notes) {
+  const name = (/** @type {number} */ row, /** @type {number} */ col) => sym(letterOf(m), s.indices(row, col), m.role);
+  const written = (/** @type {number} */ row, /** @type {number} */ col) => [
+    name(row, col),
+    " = ",
+    bold(m.value(row, col)),
+  ];
+  const layout = beside([s.laid(m)], "", s.units, s.room);
+  return sceneOf(s, layout, [{ block: 0, r: m, axes: [axis, "feature"], from: [], written }], notes);
+}
 
 /** Q, K and V: as projections of X where the page has X, else by themselves. @param {Story} s @returns {Scene[]} */
 export function inputScenes(s) {
@@ -73,56 +85,48 @@ export function scoreScenes(s) {
   return [productScene(s, Q(s), [{ b: keys, r: square(s, "S", head.scores), axes: ["query", "key"], extra }])];
 }
 
-/** The matrices from the scores to what is masked: scores, scaled, capped, biased; those that this layer has. @param {Story} s @returns {{name: string, symbol: string, value: Cell}[]} */
-function logitSteps(s) {
-  const symbols = { scores: "S", scaled: "S′", capped: "C", biased: "B" };
-  const all = /** @type {(keyof typeof symbols)[]} */ (Object.keys(symbols));
-  const here = all.filter((name) => name === "scaled" || s.step(name));
-  return here.map((name) => ({ name, symbol: symbols[name], value: s.head[name] }));
-}
-
-/** One of the changes S → S′ → C → B. @param {Story} s @param {string} name @returns {Scene[]} */
-export function logitScenes(s, name) {
+/**
+ * The steps from the scores to the weights that this layer has: each changes the one before cell by cell, the softmax row by row.
+ * @param {Story} s @returns {{name: string, symbol: string, value: Cell, done: string}[]}
+ */
+export function chainOf(s) {
   const { head } = s;
-  const steps = logitSteps(s);
-  const place = steps.findIndex((step) => step.name === name);
-  const pair = [steps[place - 1], steps[place]];
-  const largest = pair.map(({ value }) => most(head.n, head.m, value));
-  const shade = signed("weights", name === "scaled" ? largest[0] : Math.max(...largest));
-  const [before, after] = pair.map(({ symbol, value }) => square(s, symbol, value, { shade }));
-  const factor = isRoot(head) ? `÷ √${head.dk}` : `× ${fmt(head.rules.scale)}`;
-  const done = { scaled: factor, capped: "tanh" }[name] ?? "+";
-  const written = (/** @type {number} */ i, /** @type {number} */ j) => {
-    const result = h("b", fmt(after.value(i, j), 5));
-    return [sym(letterOf(after), s.indices(i, j), "weights"), " = ", changed(head, name, i, j), " = ", result];
-  };
-  return beforeAfterScene(s, before, after, done, written);
-}
-
-/** The mask: which keys each query may see. @param {Story} s @returns {Scene[]} */
-export function maskedScenes(s) {
-  const { symbol, value } = logitSteps(s).slice(-1)[0];
-  const before = square(s, symbol, value);
-  const written = (/** @type {number} */ i, /** @type {number} */ j) => [
-    sym("m", s.indices(i, j), "weights"),
-    " = ",
-    s.head.visible(i, j)
-      ? [sym(letterOf(before), s.indices(i, j), "weights"), " = ", h("b", fmt(value(i, j), 5))]
-      : [h("b", "−∞"), ` (${s.t("masked cell")})`],
+  const { scale, temperature } = head.rules;
+  const over = temperature === 1 ? "" : "/T";
+  const all = [
+    { name: "scores", symbol: "S", value: head.scores, done: "" },
+    { name: "scaled", symbol: "S′", value: head.scaled, done: isRoot(head) ? `÷ √${head.dk}` : `× ${fmt(scale)}` },
+    { name: "capped", symbol: "C", value: head.capped, done: "tanh" },
+    { name: "biased", symbol: "B", value: head.biased, done: "+" },
+    { name: "masked", symbol: `M${over}`, value: head.masked, done: over },
+    { name: "weights", symbol: "A", value: head.weights, done: "softmax" },
   ];
-  return beforeAfterScene(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
+  return all.filter(({ name }) => !/capped|biased/.test(name) || s.step(name));
 }
 
-/** The symbol of what is masked. @param {Story} s */
-export const beforeMask = (s) => logitSteps(s).slice(-1)[0].symbol;
-
-/** The symbol of what goes into the softmax. @param {Story} s */
-export const insideSoftmax = (s) => (s.hidden ? "M" : beforeMask(s)) + (s.head.rules.temperature === 1 ? "" : "/T");
-
-/** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
-export function weightScenes(s) {
-  const before = square(s, insideSoftmax(s), s.head.masked, { hidden: s.hidden });
-  return beforeAfterScene(s, before, A(s), "softmax", (i, j) => softmaxOf(s, i, j), true);
+/** A step of the chain after the scores: its matrix beside the one before. @param {Story} s @param {string} name @returns {Scene[]} */
+export function chainScenes(s, name) {
+  const { head } = s;
+  const chain = chainOf(s);
+  const at = chain.findIndex((step) => step.name === name);
+  const [before, after] = chain.slice(at - 1, at + 1);
+  const whole = name === "weights";
+  const sizes = [before, after].map(({ value }) => most(head.n, head.m, value));
+  const shade = signed("weights", whole ? sizes[0] : Math.max(...sizes));
+  const from = square(s, before.symbol, before.value, { shade, hidden: before.name === "masked" ? s.hidden : null });
+  const hides = whole || name === "masked";
+  const r = square(s, after.symbol, after.value, {
+    shade: whole ? weighed(1) : shade,
+    hidden: hides ? s.hidden : null,
+  });
+  const written = (/** @type {number} */ i, /** @type {number} */ j) => {
+    const made = changed(head, name, i, j, s.t, s.indices(i, j));
+    return whole ? [made, rankOf(head, i, j, s.t)] : made;
+  };
+  const layout = beside([s.laid(from), s.laid(r)], after.done, s.units, s.room);
+  const source = { block: 0, row: 0, col: 1, line: whole, kind: "weights" };
+  const notes = whole ? [] : [s.t("same scale")];
+  return [sceneOf(s, layout, [{ block: 1, r, axes: ["query", "key"], from: [source], written }], notes)];
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
@@ -135,42 +139,21 @@ function joined(s) {
   return made(s, "H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], value, { split: dv });
 }
 
-/** @param {Story} s @returns {Scene[]} */
-export function concatScenes(s) {
-  const { dv, number } = s.head;
-  return [
-    {
-      layout: beside([s.laid(O(s)), s.laid(joined(s))], "concat", s.units, s.room),
-      cursor: () => ({ block: 1, row: s.state.query, col: number * dv + Math.min(s.state.feature, dv - 1) }),
-      locate: ({ block, row, col }) => ({ block: 1, row, col: block ? col : number * dv + col }),
-      marks: ({ row, col }) => [
-        ...(Math.floor(col / dv) === number ? [{ block: 0, row, col: col % dv, kind: "value" }] : []),
-        { block: 1, row, col, kind: "result" },
-      ],
-      written: ({ row, col }) => {
-        const [from, c] = [Math.floor(col / dv), col % dv];
-        const parts = [sym("h", s.indices(row, col), "value"), " = ", sym("o", s.indices(row, c), "value")];
-        return [...parts, ` (${s.t("head")} ${from}) = `, h("b", fmt(s.headAt(from).output(row, c), 5))];
-      },
-      pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
-    },
-  ];
-}
-
-/** U = H·W^O. Where W^O is not in the file, the run's output, and where that is not there either, H. @param {Story} s @returns {Scene[]} */
+/** What the layer puts out: H·W^O. Where W^O is not in the file, H, and the run's output if that is there. @param {Story} s @returns {Scene[]} */
 export function layerOutputScenes(s) {
   const H = joined(s);
   const [w, bias, run] = ["w_o", "b_o", "output"].map(s.named);
   const n = s.head.n;
-  const U = (/** @type {number} */ wide, /** @type {ArrayLike<number>} */ data, start = 0) =>
-    made(s, "U", "plain", [n, "n"], [wide, "d_model"], (i, c) => data[start + i * wide + c]);
-  if (!w && run) {
-    const wide = run.shape[2];
-    return [singleScene(s, U(wide, run.data, s.state.batch * n * wide), "query", s.t("no projections"))];
+  const U = (/** @type {number} */ wide, /** @type {Cell} */ value) =>
+    made(s, "U", "plain", [n, "n"], [wide, "d_model"], value);
+  if (w) {
+    const [high, wide] = w.shape;
+    const b = matrix("W^O", "plain", [high, "h·d_v"], [wide, "d_model"], (c, j) => w.data[c * wide + j]);
+    const added = bias ? (/** @type {number} */ _, /** @type {number} */ c) => bias.data[c] : undefined;
+    return [productScene(s, H, [{ b, r: U(wide, s.layerOutput), axes: ["query", "feature"], bias: added }])];
   }
-  if (!w) return [singleScene(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query")];
-  const wide = w.shape[1];
-  const b = matrix("W^O", "plain", [H.cols, "h·d_v"], [wide, "d_model"], (c, j) => w.data[c * wide + j]);
-  const added = bias ? (/** @type {number} */ _, /** @type {number} */ c) => bias.data[c] : undefined;
-  return [productScene(s, H, [{ b, r: U(wide, s.layerOutput()), axes: ["query", "feature"], bias: added }])];
+  if (!run) return [singleScene(s, { ...H, symbol: "U" }, "query")];
+  const [wide, start] = [run.shape[2], s.state.batch * n];
+  const output = U(wide, (i, c) => run.data[(start + i) * wide + c]);
+  return [singleScene(s, H, "query"), singleScene(s, output, "query", s.t("no projections"))];
 }

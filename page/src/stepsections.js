@@ -6,27 +6,13 @@ import { dimension } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
 import { most, subscript } from "./story.js";
 import { section } from "./section.js";
-import {
-  beforeMask,
-  concatScenes,
-  inputScenes,
-  insideSoftmax,
-  layerOutputScenes,
-  logitScenes,
-  maskedScenes,
-  outputScenes,
-  scoreScenes,
-  weightScenes,
-} from "./stepscenes.js";
+import { chainOf, chainScenes, inputScenes, layerOutputScenes, outputScenes, scoreScenes } from "./stepscenes.js";
 import { waySection } from "./way.js";
 
 /** @typedef {Parameters<typeof section>[1]} Options */
 
 /** The formula of a step, if it has one. @param {Story} s @param {string} name @returns {string[]} */
 const formulaOf = (s, name) => [s.step(name)?.formula].filter(Boolean);
-
-/** A symbol as the formulas have it. @param {string} symbol */
-const plainly = (symbol) => symbol.replace("′", "'");
 
 /** A section with the title, the sentences and the formula of its step, where it has no others. @param {Story} s @param {string} id @param {string} symbol @param {Partial<Options>} more */
 const sectionOf = (s, id, symbol, more) =>
@@ -53,56 +39,47 @@ export function sectionsOf(s) {
     ...weightSections(s),
     sectionOf(s, last, "O", { says: () => s.words(last), scenes: () => outputScenes(s) }),
   ];
-  if (whole) {
+  if (whole)
     sections.push(
-      sectionOf(s, "concat", "H", { scenes: () => concatScenes(s) }),
       sectionOf(s, "output", "U", {
         title: t("layer output"),
         says: () => s.words("layer output"),
+        formulas: () => ["concat", "output"].flatMap((name) => formulaOf(s, name)),
         scenes: () => layerOutputScenes(s),
       }),
     );
-  }
   if (s.facts.way) sections.push(waySection(s));
   const checked = () => sectionOf(s, "checked", "✓", { says: () => "", formulas: undefined, body: () => closing(s) });
   return s.facts.live ? sections : [...sections, checked()]; // the costs and the checks are of the record
 }
 
-/** From the scores to the weights. @param {Story} s @returns {Section[]} */
+/** From the scores to the weights. @param {Story} s */
 function weightSections(s) {
-  const scaledBy = () => s.words(formulaOf(s, "scaled")[0].includes("√") ? "scaled" : "scaled by");
-  const changed = [
-    ["capped", "C"],
-    ["biased", "B"],
-  ].filter(([name]) => s.step(name));
-  const masking = () => {
-    return s.hidden ? [s.step("masked")?.formula || `M = ${plainly(beforeMask(s))}, -∞ where forbidden`] : [];
-  };
-  const softmax = () =>
-    formulaOf(s, "weights").map((text) =>
-      text.replace(/(softmax\(\[?)[A-Z]'?/, (_, start) => start + plainly(insideSoftmax(s))),
-    );
-  return [
-    sectionOf(s, "scores", "S", { scenes: () => scoreScenes(s) }),
-    sectionOf(s, "scaled", "S′", { says: scaledBy, scenes: () => logitScenes(s, "scaled") }),
-    ...changed.map(([name, symbol]) => sectionOf(s, name, symbol, { scenes: () => logitScenes(s, name) })),
-    sectionOf(s, "masked", "M", {
+  const chain = chainOf(s);
+  const plainly = (/** @type {number} */ at) => chain[at].symbol.replace("′", "'"); // as the formulas have it
+  const softened = (/** @type {string} */ text) =>
+    text.replace(/(softmax\(\[?)[A-Z]'?/, `$1${plainly(chain.length - 2)}`);
+  /** @type {Record<string, Partial<Options>>} */
+  const own = {
+    scores: { scenes: () => scoreScenes(s) },
+    scaled: { says: () => s.words(formulaOf(s, "scaled")[0].includes("√") ? "scaled" : "scaled by") },
+    masked: {
       says: () => (s.hidden ? s.words("masked") : s.t("nothing masked")),
-      formulas: masking,
-      scenes: () => maskedScenes(s),
-    }),
-    sectionOf(s, "weights", "A", {
+      formulas: () => [`M = ${plainly(chain.length - 3)}${s.hidden ? ", -∞ where forbidden" : ""}`],
+    },
+    weights: {
       title: s.t(s.columns ? "weights columns" : "weights"),
-      says: () => {
+      says() {
         const { over, sink } = s.head.rules;
-        return over === "rows"
-          ? s.words(sink === -Infinity ? "weights" : "weights with sink")
-          : s.t(`over ${over} says`);
+        if (over !== "rows") return s.t(`over ${over} says`);
+        return s.words(sink === -Infinity ? "weights" : "weights with sink");
       },
-      formulas: softmax,
-      scenes: () => weightScenes(s),
-    }),
-  ];
+      formulas: () => formulaOf(s, "weights").map(softened),
+    },
+  };
+  return chain.map(({ name, symbol }) =>
+    sectionOf(s, name, symbol, { scenes: () => chainScenes(s, name), ...own[name] }),
+  );
 }
 
 const KEYS = 10;
@@ -120,7 +97,7 @@ export function sizesOf({ head: { n, m, dk, dv }, layer, named, sizes, t }) {
 }
 
 /** One query from start to end: a row for each key with its score and weight, and the weighted sum. @param {Story} s */
-export function oneQuery(s) {
+function oneQuery(s) {
   const { head, t } = s;
   const i = s.state.query;
   if (i < 0) return null; // no query at all
@@ -185,34 +162,29 @@ function stripOf(head, i, shown) {
 }
 
 /** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
-export function closing(s) {
+function closing(s) {
   const { t, facts } = s;
-  const lines = [];
-  for (const each of [facts.check, facts.kept]) if (each) lines.push(each[s.shell.language()]);
-  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
-  const compare = (words, name, from, size, value) => {
-    const run = s.named(name);
-    if (!run) return;
-    const off = listOf(size, (at) =>
-      value(at) === run.data[from + at] ? 0 : Math.abs(value(at) - run.data[from + at]),
-    );
-    lines.push(
-      t(words, {
-        x: fmt(
-          off.reduce((a, b) => Math.max(a, b), 0),
-          2,
-        ),
-      }),
-    );
-  };
   const { n, number, logsumexp } = s.head;
-  compare("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp);
-  const mixed = s.named("w_o") && s.layerOutput();
-  if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
+  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
+  const compared = (words, name, from, size, value) => {
+    const run = s.named(name)?.data;
+    const differs = (/** @type {number} */ at) =>
+      run && value(at) !== run[from + at] ? Math.abs(value(at) - run[from + at]) : 0;
+    return run && t(words, { x: fmt(most(size, 1, differs), 2) });
+  };
+  const wide = s.named("w_o")?.shape[1] ?? 0;
+  const lines = [
+    ...[facts.check, facts.kept].map((each) => each?.[s.shell.language()]),
+    compared("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp),
+    wide &&
+      compared("output check", "output", s.state.batch * n * wide, n * wide, (at) =>
+        s.layerOutput(Math.floor(at / wide), at % wide),
+      ),
+  ];
   const row = (/** @type {any} */ { symbol, shape, multiply_adds: adds, bytes }) =>
     tableRow(symbol, [shape.join("×"), adds.toLocaleString("en"), bytes.toLocaleString("en")]);
   const heads = ["step", "shape", "adds", "bytes"].map((name) => columnHead(t(`${name} column`)));
-  const items = lines.map((line) => h("li", line));
   const costs = table("table.cost", heads, s.layer.steps.map(row));
+  const items = lines.filter(Boolean).map((line) => h("li", line));
   return [h("ul.checks", items), h("h3", t("cost")), h("div.pan", costs)];
 }

@@ -28,11 +28,11 @@ export function makeStory(page, shell, state, room, commit) {
     const head = headAt(state.head);
     const { dk, dv, n, m } = head;
     const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
-    /** @type {Float64Array | null} */
-    let output = null;
     const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
-    const layerOutput = () =>
-      (output ??= outputOf(headAt, n, dv, /** @type {NumberArray} */ (named("w_o")), named("b_o")));
+    /** @type {Map<number, Float64Array>} */
+    const rows = new Map();
+    /** U = H·W^O + b^O, from all heads, row by row. @type {Cell} */
+    const layerOutput = (i, c) => kept(rows, i, () => outputRow(headAt, i, dv, named("w_o"), named("b_o")))[c];
     return {
       layer,
       named,
@@ -77,17 +77,15 @@ export function makeStory(page, shell, state, room, commit) {
   return story;
 }
 
-/** U = H·W^O + b^O, from all heads. @param {(number: number) => ReturnType<typeof headOf>} headAt @param {number} n @param {number} dv @param {NumberArray} w @param {NumberArray | null} bias */
-function outputOf(headAt, n, dv, { data, shape: [high, wide] }, bias) {
-  const output = new Float64Array(n * wide);
-  for (let i = 0; i < n; i++) {
-    for (let x = 0; x < high; x++) {
-      const value = headAt(Math.floor(x / dv)).output(i, x % dv);
-      for (let c = 0; c < wide; c++) output[i * wide + c] += value * data[x * wide + c];
-    }
-    if (bias) for (let c = 0; c < wide; c++) output[i * wide + c] += bias.data[c];
+/** @param {(number: number) => ReturnType<typeof headOf>} headAt @param {number} i @param {number} dv @param {NumberArray | null} w @param {NumberArray | null} bias */
+function outputRow(headAt, i, dv, w, bias) {
+  const [high, wide] = w?.shape ?? [0, 0];
+  const row = Float64Array.from({ length: wide }, (_, c) => bias?.data[c] ?? 0);
+  for (let x = 0; x < high; x++) {
+    const value = headAt(Math.floor(x / dv)).output(i, x % dv);
+    for (let c = 0; c < wide; c++) row[c] += value * Number(w?.data[x * wide + c]);
   }
-  return output;
+  return row;
 }
 
 export const subscript = (/** @type {number} */ i) => String(i).replace(/\d/g, (digit) => "₀₁₂₃₄₅₆₇₈₉"[Number(digit)]);

@@ -73,6 +73,14 @@ type State = Omit<Chosen, "run"> & { batch: number; feature: number; next: numbe
 type StateAxis = "query" | "key" | "feature"; // the entry of the state that an axis's index is stored in
 type Part = { b: Matrix; r: Matrix; axes: [StateAxis, StateAxis]; bias?: Cell; extra?(i: number, j: number): Child };
 
+/** A result in a figure, and what each of its cells is made from: rows, columns or cells of other blocks. */
+interface Result {
+  block: number;
+  r: Matrix;
+  axes: [StateAxis, StateAxis];
+  from: { block: number; kind: string; row?: number; col?: number; line?: boolean }[]; // row, col: 0 where the result's row says which, 1 where its column does; line: the whole row is meant
+  written(row: number, col: number): Child;
+}
 /** One figure of a step. */
 interface Scene {
   layout: Layout;
