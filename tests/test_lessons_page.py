@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from browser import number, opened, until
+from browser import number, opened
 from clearhead.explaining.learning import learning
 from seeds import fresh
 
@@ -31,7 +31,7 @@ def cells(page, figure):
     return [number(text) for text in page.locator(".figure").nth(figure).locator("text.number").all_text_contents()]
 
 
-def test_the_slider_shows_the_numbers_of_its_step_and_plays_and_pauses(running, run, pages):
+def test_the_slider_shows_the_numbers_of_its_step(running, run, pages):
     place = int(fresh().integers(1, len(run.step) - 1))
     with opened(running, pages / "learn.html", wait="h1") as page:
         page.locator("#lesson").focus()
@@ -53,33 +53,8 @@ def test_the_slider_shows_the_numbers_of_its_step_and_plays_and_pauses(running, 
             drawn = cells(page, 3 + head)
             np.testing.assert_allclose(drawn[:15], run.scaled[place, head][lower], rtol=0.06, atol=0.06)
             np.testing.assert_allclose(drawn[15:], run.weights[place, head][lower], rtol=0.06, atol=0.006)
-        page.locator("#lesson").fill("3")
-        play = page.locator(".map button")
-        play.focus()
-        page.keyboard.press("Enter")
-        assert play.inner_text() == "Pause"
-        until(page, "document.getElementById('lesson').value >= 6")
-        page.keyboard.press(" ")
-        assert play.inner_text() == "Play"
-        held = page.locator("#lesson").input_value()
-        page.wait_for_timeout(700)
-        assert page.locator("#lesson").input_value() == held
-        page.locator("#lesson").fill(str(len(run.step) - 2))
-        play.click()  # to the end, where it stops
-        until(page, "document.querySelector('.map button').textContent === 'Play'")
-        assert page.locator("#lesson").input_value() == str(len(run.step) - 1)
         page.locator("#lesson").fill("30")
         page.locator("#theme").click()
         page.locator("#language").click()
         assert page.locator("#lesson").input_value() == "30"
         assert page.locator("h1").inner_text() == "查询、键、值的权重矩阵是怎样学出来的"
-
-
-def test_under_reduced_motion_nothing_moves_by_itself(running, pages):
-    with opened(running, pages / "learn.html", wait="h1", reduced_motion="reduce") as page:
-        page.locator("#lesson").fill("3")
-        page.locator(".map button").focus()
-        assert page.locator(".map button").inner_text() == "Next"
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(700)
-        assert page.locator("#lesson").input_value() == "4"

@@ -60,7 +60,7 @@ def test_every_layer_is_in_the_picture_of_a_deep_model(running):
     with opened(running, seen.to_html(), 390, wait=".picture li") as page:
         assert page.locator("[data-part^=layer]").count() == model.config.layers
         assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.locator(".overview button").is_visible()
+        assert page.locator(".overview .headed button").is_visible()
 
 
 def test_each_stop_says_the_runs_numbers_and_its_change(running, explained):
@@ -70,7 +70,7 @@ def test_each_stop_says_the_runs_numbers_and_its_change(running, explained):
     ) as page:
         until(page, READY)
         until(page, f"document.querySelectorAll('.passage .token').length === {len(text.split())}")
-        page.locator(".overview button").click()
+        page.locator(".overview .headed button").click()
         layer, head = (int(x) for x in re.findall(r"head (\d+) of layer (\d+)", page.evaluate(SAID))[0][::-1])
         trace = steps_of_text(text, shipped(), layer=layer, head=head).trace
         i = len(text.split()) - 1
@@ -121,7 +121,7 @@ def test_a_record_has_the_tour_without_changes_of_the_run(running):
     rng = fresh()
     seen = ch.explain(random_text(rng, 4), random_model(rng))
     with opened(running, seen.to_html(), wait=".picture li", reduced_motion="reduce") as page:
-        page.locator(".overview button").click()
+        page.locator(".overview .headed button").click()
         for stop in range(1, 9):
             assert f"Stop {stop} of 8" in page.locator("#tour").text_content()
             assert page.locator("#tour-try").count() <= (stop in (2, 3))

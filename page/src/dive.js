@@ -11,32 +11,23 @@ import { bold, changed, num, sumOfProducts, sym } from "./written.js";
 const MOST = 4; // numbers of a value that are shown
 
 export function diveRoom(/** @type {Shell} */ { t }) {
-  /** @type {Shown | null} */
-  let look = null;
   let drawn = "";
   const [lines, says] = [h("ol.lines"), h("p.note")];
 
-  function update() {
-    if (!look) return;
-    const { cell, actual: head } = look;
+  /** The map's cell has moved, or its head's numbers have come. @param {Shown} look */
+  function show({ cell: { i, j }, actual: head }) {
     const { computing } = head;
-    const here = `${Object.values(head.address)} ${head.version} ${cell.i} ${cell.j} ${Boolean(computing)}`;
-    if (drawn === here) return;
-    drawn = here;
+    const here = `${Object.values(head.address)} ${head.version} ${i} ${j}`;
+    if (drawn === here + Boolean(computing)) return;
+    drawn = here + Boolean(computing);
     const about = head.served ? "dive served" : head.exact ? "computing" : "pictured head";
     write(says, computing ? "" : t(about, { levels: LEVELS }));
-    const written = computing ? arithmetic(computing, cell.i, cell.j, t) : [];
+    const written = computing ? arithmetic(computing, i, j, t) : [];
     renew(
       lines,
       written.map(([name, line]) => h("li", h("small", name), h("p.written", line))),
     );
-  }
-
-  /** The map's cell has moved. @param {Shown} next */
-  function show(next) {
-    look = next;
-    update();
-    if (!next.actual.computing) next.actual.loading.then(() => look === next && update());
+    if (!computing) head.loading.then(() => drawn.startsWith(here) && show({ cell: { i, j }, actual: head }));
   }
 
   return { element: h("div.dive", h("h3", t("dive")), says, lines), show };

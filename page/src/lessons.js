@@ -9,49 +9,27 @@ import { lettered } from "./written.js";
 
 /** @typedef {[words: any, show: (at: number) => void, content: Child]} Lesson      its sentences, what shows a place, and what there is to see */
 
-const EACH = 300; // milliseconds between steps
-
 /** The page of a lesson. The slider keeps its place when the page is redrawn. @param {Page} page */
 export function openLesson(page) {
   const { learning } = page.header;
   let step = Infinity;
-  /** @type {ReturnType<typeof setInterval> | undefined} */
-  let playing;
   return (/** @type {Shell} */ shell) => {
-    const still = matchMedia("(prefers-reduced-motion: reduce)").matches; // nothing is to move by itself
     const [words, show, content] = learn(page, learning, shell);
     const last = words.now.length - 1;
     const said = h("output.figures", { style: { "min-width": "11em" } });
-    const slide = slider("lesson", 0, last, (to) => go(to), {
-      "aria-label": words.slider,
-      style: { flex: 1, "accent-color": "var(--accent)" },
-    });
-    const button = h("button", {
-      onclick() {
-        if (!playing) go(step < last ? step + 1 : 0);
-        play(!playing && !still); // under reduced motion it goes one step forward, and no further by itself
-      },
-    });
-
-    function play(/** @type {boolean} */ on) {
-      clearInterval(playing);
-      playing = on ? setInterval(() => (step < last ? go(step + 1) : play(false)), EACH) : undefined;
-      button.textContent = words[still ? "forward" : on ? "pause" : "play"];
-    }
-
-    function go(/** @type {number} */ to) {
+    const go = (/** @type {number} */ to) => {
       step = Math.min(to, last);
       slide.value = String(step);
       show(step);
       said.textContent = words.now[step];
-      slide.setAttribute("aria-valuetext", said.textContent);
-    }
-
-    play(false);
+      slide.setAttribute("aria-valuetext", words.now[step]);
+    };
+    const style = { flex: 1, "accent-color": "var(--accent)" };
+    const slide = slider("lesson", 0, last, go, { "aria-label": words.slider, style });
     go(step);
     shell.main.append(
       h("div.opening", h("h1", words.title), h("p.says", words.says)),
-      h("div.map", button, slide, said),
+      h("div.map", slide, said),
       h("div.opening", content),
     );
   };

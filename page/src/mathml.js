@@ -8,12 +8,11 @@ for (const symbol of "SCBMA") ROLES[symbol] = "weights";
 const DIMS = new Set(["d_k", "d_v", "d_model", "n", "m", "h"]);
 const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)?|[\u2e80-\uffdc]+|\S/gu;
 
-/** @param {string} text @param {boolean} [block] */
-export function formula(text, block = false) {
+export function formula(/** @type {string} */ text) {
   const [whole, main, clause] = text.match(/^((?:\([^)]*\)|[^,，(])*)([,，].*)?$/) ?? [text, text];
   const pieces = (main ?? whole).match(PIECES) ?? [];
   const said = clause ? math("mtext", clause.replace("-∞", "−∞")) : null;
-  return math("math", { display: block ? "block" : null }, ...row(pieces, { index: 0 }), said);
+  return math("math", { display: "block" }, ...row(pieces, { index: 0 }), said);
 }
 
 function row(/** @type {string[]} */ pieces, /** @type {{index: number}} */ place) {

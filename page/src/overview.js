@@ -57,7 +57,7 @@ function partsOf(header, place, shell, way) {
     };
     if (layers.length <= FEW) return mlp.name ? [box, { ...mlp, id: `mlp-${layer}`, kind: "reads writes" }] : [box];
     const below = layer % Math.ceil(layers.length / 14) ? "" : String(number);
-    return { ...box, below, kind: "column", adds: given && [attention, mlp].map(({ adds }) => adds?.[0] ?? 0) };
+    return { ...box, below, adds: given && [attention, mlp].map(({ adds }) => adds?.[0] ?? 0) };
   });
   const embedded = {
     name: t("overview embeddings"),
@@ -110,8 +110,8 @@ function drawn({ id, name, says, kind = "", go, adds = [], cells, chosen, below 
   const act = go && { tabindex: -1, onclick: () => go() };
   return h(
     "li",
-    { class: kind, "data-part": id },
-    h(go ? "button.door" : "span.door", { ...act, title: told, "aria-label": column && told }, words),
+    { class: column ? "column" : `box ${kind}`, "data-part": id },
+    h(go ? "button.door" : "span.door", { ...act, title: told, "aria-label": told }, words),
     squares && h("div.cells", squares),
     bars.length > 0 && h("div.adds", bars, !column && h("small", withSign(adds[0], short))),
   );

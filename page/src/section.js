@@ -37,7 +37,7 @@ export function section(story, { id, symbol, title, says, formulas, scenes, body
   const updateText = () => {
     said.replaceChildren();
     add(said, explained(says(), story.t));
-    written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
+    written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text)))));
   };
   const fillBody = () => body && hold.replaceChildren(h("div", body()));
   updateText();

@@ -2,7 +2,7 @@
 // comes near the view.
 
 import { stepHere, toStep } from "./address.js";
-import { byId, h, select } from "./dom.js";
+import { byId, h, scrollWithin, select } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
 import { load } from "./container.js";
 import { isFolded } from "./long/look.js";
@@ -10,7 +10,6 @@ import { sectionsOf, sizesOf } from "./stepsections.js";
 import { makeStory } from "./story.js";
 
 const SOON = 2 ** 25; // bytes: of a smaller page all layers are unpacked at once
-const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
 
 /** @typedef {{story: Story, sections: Section[], map: HTMLElement, redraw: () => void}} Drawn */
 
@@ -20,14 +19,11 @@ export function openStory(page, place) {
   const { layer, head, query, key } = place.chosen;
   /** @type {State} */
   const state = { layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, version: 0 };
-  /** @type {Set<string>} steps that have been in view: they are drawn at once when the page is redrawn, so that nothing moves */
-  const visited = new Set();
+  let visited = false; // then all steps are drawn at once when the page is redrawn, so that nothing moves
   /** @type {Set<Element>} */
   const inView = new Set();
   /** @type {Drawn | null} */
   let drawn = null;
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  let resting;
   const goToPlace = () => drawn && stepHere() && go(drawn, /** @type {string} */ (stepHere()));
   addEventListener("hashchange", goToPlace);
   const near = new IntersectionObserver(
@@ -35,7 +31,7 @@ export function openStory(page, place) {
       for (const { isIntersecting, target } of entries) {
         inView[isIntersecting ? "add" : "delete"](target);
         if (!isIntersecting) continue;
-        visited.add(target.id);
+        visited = true;
         drawn?.sections.find(({ element }) => element === target)?.draw();
       }
     },
@@ -43,26 +39,22 @@ export function openStory(page, place) {
   );
   const has = (/** @type {number} */ layer) => Boolean(page.header.layers[layer].arrays.q); // a long text's page has few
 
-  /** What the pointer meant on the map is older than this. @param {Partial<State>} wanted */
-  const commit = (wanted) => {
-    const { layer: to = state.layer, head: by = state.head } = wanted;
-    if (!has(to)) return place.choose("", { layer: to, head: by, key: -1 });
-    clearTimeout(resting);
-    if (drawn) change(drawn, inView, wanted);
-    const { layer, head, query, key, batch } = state;
-    const run = runs.findIndex((each) => each.batch === batch);
-    place.choose("steps", { run: Math.max(0, run), layer, head, query, key });
-  };
-  const follow = (/** @type {Place} */ { chosen: { run, layer, head, query: at, key } }) => {
+  /** Follows the chosen place; `wanted`: also what the steps alone know. @param {Partial<State>} [wanted] */
+  const follow = (wanted) => {
+    const { run, layer, head, query, key } = place.chosen;
     if (!drawn || !has(layer) || isFolded(drawn.map)) return; // unfolded, they follow what came meanwhile
-    const shown = drawn;
-    const query = at < 0 ? shown.story.head.n - 1 : at;
     const { batch } = runs[run] ?? state;
-    const wanted = { batch, layer, head, query, key, version: page.version };
-    clearTimeout(resting);
-    const elsewhere = differs(state, wanted, "batch", "layer", "head", "version");
-    if (elsewhere) change(shown, inView, wanted);
-    else resting = setTimeout(() => change(shown, inView, wanted), RESTS);
+    const at = query < 0 ? drawn.story.head.n - 1 : query;
+    change(drawn, inView, { batch, layer, head, query: at, key, version: page.version, ...wanted });
+  };
+  const commit = (/** @type {Partial<State>} */ wanted) => {
+    const { batch = state.batch, feature = state.feature, ...chosen } = wanted;
+    const run = Math.max(
+      0,
+      runs.findIndex((each) => each.batch === batch),
+    );
+    place.choose("steps", { ...chosen, run });
+    follow({ batch, feature });
   };
 
   return function draw(shell, host) {
@@ -75,7 +67,6 @@ export function openStory(page, place) {
     if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;
     Object.assign(state, { version: page.version, query: Math.min(state.query, layers[state.layer].queries - 1) });
-    clearTimeout(resting);
     near.disconnect();
     inView.clear();
     const wide = Math.min(1144, shell.main.clientWidth); // the host may be folded
@@ -86,10 +77,10 @@ export function openStory(page, place) {
     host.replaceChildren(map, sizesOf(story), ...sections.map(({ element }) => element));
     for (const { element, draw } of sections) {
       near.observe(element);
-      if (shell.printing() || visited.has(element.id)) draw();
+      if (shell.printing() || visited) draw();
     }
     markCurrentStep(map, sections);
-    place.follow("steps", follow);
+    place.follow("steps", () => follow());
     if (first && location.hash) followUntilUsed([...shell.main.children], goToPlace);
   };
 }
@@ -129,8 +120,6 @@ function change({ story, sections, redraw }, inView, wanted) {
   const anew = differs(state, wanted, "version");
   const other = anew || differs(state, wanted, "head");
   if (!other && !differs(state, wanted, "query", "key", "feature")) return;
-  const anchor = document.querySelector(".figure:hover") ?? document.activeElement;
-  const before = anchor?.getBoundingClientRect().top ?? 0;
   Object.assign(state, wanted);
   if (other) story.refresh(anew);
   story.chooseKey();
@@ -143,9 +132,6 @@ function change({ story, sections, redraw }, inView, wanted) {
     const pick = /** @type {HTMLSelectElement | null} */ (byId(`pick-${name}`));
     if (pick) pick.value = String(state[name]);
   }
-  const moved = anchor?.isConnected ? anchor : document.querySelector(".figure:hover");
-  const now = moved?.getBoundingClientRect().top ?? before;
-  if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // so that the figure under the pointer stays there
 }
 
 /** The bar that stays at the top: links to the steps, and the choice of layer, batch, head and query. @param {Story} s @param {Section[]} sections @param {(id: string) => void} to */
@@ -183,15 +169,11 @@ function stepMap(s, sections, to) {
 /** Marks the step that is being read. @param {HTMLElement} map @param {Section[]} sections */
 function markCurrentStep(map, sections) {
   const mark = (/** @type {IntersectionObserverEntry[]} */ entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      for (const link of map.querySelectorAll("a")) {
-        const here = `step-${link.dataset.step}` === target.id;
-        link.toggleAttribute("aria-current", here);
-        const list = link.closest("ol");
-        if (here && list) list.scrollLeft = link.offsetLeft - list.clientWidth / 2;
-      }
-    }
+    const read = entries.find(({ isIntersecting }) => isIntersecting)?.target.id;
+    if (!read) return;
+    for (const link of map.querySelectorAll("a"))
+      link.toggleAttribute("aria-current", `step-${link.dataset.step}` === read);
+    scrollWithin(map.querySelector("ol"), map.querySelector("[aria-current]"));
   };
   const observer = new IntersectionObserver(mark, { rootMargin: "-30% 0px -60% 0px" });
   for (const { element } of sections) observer.observe(element);

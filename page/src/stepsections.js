@@ -1,6 +1,5 @@
 // The steps of the page, what each says, and their tables. A step that the layer lacks is left out.
 
-import { drawColours, signed } from "./colour.js";
 import { columnHead, h, table, tableRow } from "./dom.js";
 import { dimension } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
@@ -103,10 +102,13 @@ function oneQuery(s) {
   if (i < 0) return null; // no query at all
   const order = keysInOrder(head, i);
   const [shown, rest] = [order.slice(0, KEYS), order.slice(KEYS)];
-  const strip = stripOf(head, i, shown);
   const sum = (/** @type {number[]} */ keys) => keys.reduce((total, j) => total + head.weights(i, j), 0);
   const mix = (/** @type {number[]} */ keys, /** @type {number} */ c) =>
     keys.reduce((total, j) => total + head.weights(i, j) * head.v(j, c), 0);
+  const vector = (/** @type {(c: number) => number} */ value) => {
+    const first = listOf(Math.min(3, head.dv), (c) => fmt(value(c), 3)).join(" ");
+    return h("td.mix", h("small", `[${first}${head.dv > 3 ? " …" : ""}]`));
+  };
   const row = (/** @type {number} */ j) => {
     const seen = head.visible(i, j);
     const a = head.weights(i, j);
@@ -117,14 +119,14 @@ function oneQuery(s) {
     const made = tableRow(h("button", { onclick: () => s.commit({ key: j }) }, number, name), [
       fmt(head.scores(i, j)),
       ...(seen
-        ? [fmt(head.masked(i, j)), h("td.weight", h("span.figures", fmt(a)), bar), strip((c) => a * head.v(j, c))]
+        ? [fmt(head.masked(i, j)), h("td.weight", h("span.figures", fmt(a)), bar), vector((c) => a * head.v(j, c))]
         : masked),
     ]);
     if (!seen || j === s.state.key) made.className = seen ? "now" : "hidden";
     return made;
   };
   const total = (/** @type {Child} */ name, /** @type {number} */ weight, /** @type {(c: number) => number} */ value) =>
-    tableRow(name, ["", "", h("td.weight", h("span.figures", fmt(weight))), strip(value)]);
+    tableRow(name, ["", "", h("td.weight", h("span.figures", fmt(weight))), vector(value)]);
   const more = rest.length ? total(t("more keys", { count: rest.length }), sum(rest), (c) => mix(rest, c)) : null;
   const last = total(["Σ = o", h("sub", i)], sum(order), (c) => head.output(i, c));
   last.className = "total";
@@ -143,22 +145,6 @@ function keysInOrder(head, i) {
   const keys = listOf(head.m, (j) => j);
   if (head.m <= KEYS) return keys;
   return keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
-}
-
-/** Draws vectors as strips, on the scale of the output and of what the shown keys add. @param {Story["head"]} head @param {number} i @param {number[]} shown */
-function stripOf(head, i, shown) {
-  const largest = (/** @type {number} */ c) =>
-    Math.max(Math.abs(head.output(i, c)), ...shown.map((j) => head.weights(i, j) * Math.abs(head.v(j, c))));
-  const shade = signed(
-    "value",
-    most(1, head.dv, (_, c) => largest(c)),
-  );
-  return (/** @type {(c: number) => number} */ value) => {
-    const canvas = h("canvas.strip", { width: head.dv, height: 1 });
-    drawColours(canvas, (c) => shade.colour(value(c)));
-    const first = listOf(Math.min(2, head.dv), (c) => fmt(value(c), 3)).join(" ");
-    return h("td.mix", canvas, h("small", `[${first}${head.dv > 2 ? " …" : ""}]`));
-  };
 }
 
 /** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */

@@ -33,20 +33,13 @@ export function makeStory(page, shell, state, room, commit) {
     const rows = new Map();
     /** U = H·W^O + b^O, from all heads, row by row. @type {Cell} */
     const layerOutput = (i, c) => kept(rows, i, () => outputRow(headAt, i, dv, named("w_o"), named("b_o")))[c];
-    return {
-      layer,
-      named,
-      headAt,
-      head,
-      sizes,
-      hidden: most(n, m, (i, j) => Number(hidden(i, j))) ? hidden : null,
-      layerOutput,
-    };
+    const masks = most(n, m, (i, j) => Number(hidden(i, j)));
+    return { layer, named, headAt, head, sizes, hidden: masks ? hidden : null, layerOutput };
   };
   const first = derived();
   const story = {
     ...{ page, shell, t: shell.t, state, commit, room, columns },
-    facts: { ...header.facts },
+    facts: header.facts,
     units: unitsFor(room, first.sizes),
     queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
     keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
@@ -107,13 +100,7 @@ export function most(rows, cols, value) {
  * @param {Cell} value @param {Partial<Matrix>} [more] @returns {Matrix}
  */
 export const matrix = (symbol, role, [rows, rowDim], [cols, colDim], value, more = {}) => ({
-  symbol,
-  role,
-  rows,
-  cols,
-  rowDim,
-  colDim,
-  value,
+  ...{ symbol, role, rows, cols, rowDim, colDim, value },
   shade: more.shade ?? signed(role, most(rows, cols, value)),
   ...more,
 });

@@ -28,20 +28,29 @@ const ANY = new RegExp(
   "gi",
 );
 const ROLES = ["query", "key", "value", "weight"];
-const shown = h("div.tip", { role: "tooltip", id: "tip", hidden: true });
+const tip = h("div.tip", { role: "tooltip", id: "tip", hidden: true });
+const hide = () => void (tip.hidden = true);
 
-/** @param {Element} over @param {string} text */
-function show(over, text) {
-  shown.textContent = text;
-  document.body.append(shown);
-  shown.hidden = false;
-  const { left, bottom, top } = over.getBoundingClientRect();
-  const { offsetWidth: wide, offsetHeight: high } = shown;
-  shown.style.left = `${Math.max(8, Math.min(left, innerWidth - wide - 8))}px`;
-  shown.style.top = `${bottom + high + 12 > innerHeight ? top - high - 6 : bottom + 6}px`;
+/** Explains the term that is pointed at, focused or touched. @param {Event} event */
+function show({ target }) {
+  const term = /** @type {HTMLElement} */ (target).closest?.("dfn");
+  tip.hidden = !term;
+  if (!term) return;
+  tip.textContent = term.dataset.says ?? "";
+  document.body.append(tip);
+  const { left, bottom, top } = term.getBoundingClientRect();
+  const { offsetWidth: wide, offsetHeight: high } = tip;
+  tip.style.left = `${Math.max(8, Math.min(left, innerWidth - wide - 8))}px`;
+  tip.style.top = `${bottom + high + 12 > innerHeight ? top - high - 6 : bottom + 6}px`;
 }
-const hide = () => void (shown.hidden = true);
-addEventListener("scroll", hide, { passive: true });
+for (const name of ["pointerover", "focusin", "click"]) addEventListener(name, show);
+for (const name of ["focusout", "scroll"]) addEventListener(name, hide, { passive: true });
+const onkeydown = (/** @type {KeyboardEvent} */ event) => {
+  if (event.key !== "Escape" || tip.hidden) return;
+  event.stopPropagation(); // this Escape is for the explanation alone
+  hide();
+};
+addEventListener("keydown", onkeydown, { capture: true });
 
 /** A sentence whose terms explain themselves, each once; query, key, value and weight in their colours. @param {Child} text @param {Say} t @returns {Child} */
 export function explained(text, t) {
@@ -53,18 +62,10 @@ export function explained(text, t) {
   for (const { 0: word, index, groups = {} } of text.matchAll(ANY)) {
     const name = Object.keys(groups).find((each) => groups[each]) ?? "";
     const role = ROLES.includes(name) ? `num role-${name === "weight" ? "weights" : name}` : "";
-    const open = (/** @type {Event} */ { currentTarget }) =>
-      show(/** @type {Element} */ (currentTarget), t(`term ${name}`));
-    const onkeydown = (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== "Escape" || shown.hidden) return;
-      event.stopPropagation(); // this Escape is for the explanation alone
-      hide();
-    };
-    const acts = { onpointerenter: open, onfocus: open, onclick: open, onpointerleave: hide, onblur: hide, onkeydown };
     const said = lettered(word);
     const term = seen.has(name)
       ? h("span", { class: role || null }, said)
-      : h("dfn", { class: `term ${role}`, tabindex: 0, "aria-describedby": "tip", ...acts }, said);
+      : h("dfn", { class: role, tabindex: 0, "aria-describedby": "tip", "data-says": t(`term ${name}`) }, said);
     parts.push(lettered(text.slice(end, index)), term);
     seen.add(name);
     end = Number(index) + word.length;

@@ -1,7 +1,7 @@
 // Sums of products and softmaxes, written out with their numbers.
 
 import { h } from "./dom.js";
-import { fmt, listOf, within } from "./numbers.js";
+import { fmt, largest, listOf, within } from "./numbers.js";
 
 /** @typedef {ReturnType<typeof import("./head.js").computing> & {bound?: (i: number) => number}} Numbered      a head whose numbers the page has; bound: how far its weights may be off */
 
@@ -28,17 +28,12 @@ export const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));
  * @param {number} given.total @param {Say} given.t
  */
 export function sumOfProducts({ name, symbols, terms, roles, plus, total, t }) {
-  let shown = terms;
-  let rest = 0;
-  if (terms.length > MOST) {
-    const order = [...terms.keys()].sort(
-      (a, b) => Math.abs(terms[b][0] * terms[b][1]) - Math.abs(terms[a][0] * terms[a][1]) || a - b,
-    );
-    shown = order.slice(0, MOST - 1).map((place) => terms[place]);
-    rest = order.slice(MOST - 1).reduce((sum, place) => sum + terms[place][0] * terms[place][1], 0);
-  }
+  const products = terms.map(([a, b]) => a * b);
+  const places = terms.length > MOST ? largest(products, MOST - 1, Math.abs) : [...terms.keys()];
+  const rest = products.reduce((sum, product, place) => (places.includes(place) ? sum : sum + product), 0);
   /** @type {Child[]} */
-  const parts = shown.map(([a, b], place) => {
+  const parts = places.map((at, place) => {
+    const [a, b] = terms[at];
     const [sign, first] = place === 0 ? ["", a] : a < 0 ? [" − ", -a] : [" + ", a];
     return [sign, h("span.term", num(first, roles[0]), "·", b < 0 ? ["(", num(b, roles[1]), ")"] : num(b, roles[1]))];
   });

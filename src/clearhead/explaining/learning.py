@@ -24,7 +24,7 @@ from clearhead.textbook.computed import listed
 from clearhead.textbook.page import capitalised, opening
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.words import LANGUAGES, Language, read_language, say, slider_words
+from clearhead.words import LANGUAGES, Language, read_language, say
 
 _SHOWN = 6  # next tokens whose probabilities are shown
 _PAGE = ("says", "next", "gradient", "check")  # sentences of the page
@@ -177,7 +177,7 @@ def _words(run: Learning, language: Language) -> dict[str, Any]:
     words["groups"] = [capitalised(each) for each in (run.words("learn matrices page", language), *heads)]
     losses = zip(run.step.tolist(), run.loss.tolist(), strict=True)
     words["now"] = [say(language, "learn now", step=step, loss=loss) for step, loss in losses]
-    return words | slider_words(language, say(language, "learn step"))
+    return words | {"slider": say(language, "learn step")}
 
 
 def _figures(run: Learning) -> list[list[dict[str, Any]]]:

@@ -2,9 +2,9 @@
 
 An entry of a file such as learn.toml is a key with the sentence in each language; {names} stand for what varies:
 
-    ["slider play"]
-    en = "Play"
-    zh = "播放"
+    ["learn step"]
+    en = "training step"
+    zh = "训练步数"
 
 In formulas.toml the key is the English itself.
 """
@@ -67,11 +67,6 @@ def formula(language: Language, text: str) -> str:
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
     return filled(_sentences()[key][language], **values)
-
-
-def slider_words(language: Language, slider: str) -> dict[str, str]:
-    """What the page needs for a slider that plays."""
-    return {"slider": slider} | {name: say(language, f"slider {name}") for name in ("play", "pause", "forward")}
 
 
 def in_columns(key: str) -> str:
