@@ -57,7 +57,7 @@ function numbersOf(page, chosen) {
     rank: raw.filter((x) => x > 1).length + 1,
     unscaled: percent(1 / raw.reduce((a, b) => a + b, 0)),
     hidden: listOf(n * m, (cell) => head.visible(Math.floor(cell / m), cell % m)).filter((sees) => !sees).length,
-    mix: largest(row, 3, undefined, 0.005)
+    mix: largest(row, 3, 0.005)
       .map((key) => `${percent(row[key])} ${name(key)}`)
       .join(" + "),
     next: `“${bare(next, 14)}” (${percent(share)})`,

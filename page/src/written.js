@@ -29,7 +29,7 @@ export const bold = (/** @type {number} */ x) => h("b", fmt(x, 5));
  */
 export function sumOfProducts({ name, symbols, terms, roles, plus, total, t }) {
   const products = terms.map(([a, b]) => a * b);
-  const places = terms.length > MOST ? largest(products, MOST - 1, Math.abs) : [...terms.keys()];
+  const places = terms.length > MOST ? largest(products.map(Math.abs), MOST - 1) : [...terms.keys()];
   const rest = products.reduce((sum, product, place) => (places.includes(place) ? sum : sum + product), 0);
   /** @type {Child[]} */
   const parts = places.map((at, place) => {
