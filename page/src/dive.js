@@ -6,7 +6,6 @@ import { fmt, listOf, safe } from "./numbers.js";
 import { bold, changed, num, sumOfProducts, sym } from "./written.js";
 
 /** @typedef {[title: string, line: Child]} Line */
-/** @typedef {{actual: Head, cell: {i: number, j: number}}} Shown */
 
 const MOST = 4; // numbers of a value that are shown
 
@@ -14,7 +13,7 @@ export function diveRoom(/** @type {Shell} */ { t }) {
   let drawn = "";
   const [lines, says] = [h("ol.lines"), h("p.note")];
 
-  /** The map's cell has moved, or its head's numbers have come. @param {Shown} look */
+  /** The map's cell has moved, or its head's numbers have come. @param {{actual: Head, cell: {i: number, j: number}}} look */
   function show({ cell: { i, j }, actual: head }) {
     const { computing } = head;
     const here = `${Object.values(head.address)} ${head.version} ${i} ${j}`;

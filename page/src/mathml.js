@@ -10,28 +10,22 @@ const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)
 
 export function formula(/** @type {string} */ text) {
   const [whole, main, clause] = text.match(/^((?:\([^)]*\)|[^,，(])*)([,，].*)?$/) ?? [text, text];
+  /** @type {string[]} */
   const pieces = (main ?? whole).match(PIECES) ?? [];
-  const said = clause ? math("mtext", clause.replace("-∞", "−∞")) : null;
-  return math("math", { display: "block" }, ...row(pieces, { index: 0 }), said);
-}
-
-function row(/** @type {string[]} */ pieces, /** @type {{index: number}} */ place) {
   /** @type {Element[]} */
   const made = [];
-  while (place.index < pieces.length) {
-    const piece = pieces[place.index];
-    if (piece === "/" && made.length) {
-      place.index++;
-      made.push(math("mfrac", /** @type {Element} */ (made.pop()), atom(pieces, place)));
-    } else made.push(atom(pieces, place));
+  while (pieces.length) {
+    const over = pieces[0] === "/" ? made.pop() : null;
+    if (over) pieces.shift();
+    made.push(over ? math("mfrac", over, atom(pieces)) : atom(pieces));
   }
-  return made;
+  return math("math", { display: "block" }, ...made, clause && math("mtext", clause.replace("-∞", "−∞")));
 }
 
-/** @param {string[]} pieces @param {{index: number}} place @returns {Element} */
-function atom(pieces, place) {
-  const piece = pieces[place.index++];
-  if (piece === "√") return math("msqrt", place.index < pieces.length ? atom(pieces, place) : math("mi", ""));
+/** What comes first, which is taken away. @param {string[]} pieces @returns {Element} */
+function atom(pieces) {
+  const piece = pieces.shift() ?? "";
+  if (piece === "√") return math("msqrt", atom(pieces));
   if (/^\d/.test(piece)) return math("mn", piece);
   if (/^[\u2e80-\uffdc]/u.test(piece)) return math("mtext", piece);
   if (/^[A-Za-z]/.test(piece)) return named(piece);
@@ -51,8 +45,7 @@ function named(piece) {
   const role = mark === "^" ? ROLES[small] : ROLES[letter];
   const attributes = { class: dim ? "dim" : role ? `role-${role}` : null };
   const base = math("mi", letter);
-  if (turned) return math("msup", attributes, base, math("mi", "T"));
-  if (mark === "'") return math("msup", attributes, base, math("mo", "′"));
-  if (mark) return math(mark === "_" ? "msub" : "msup", attributes, base, math("mi", small));
-  return math("mrow", attributes, base);
+  if (!turned && !mark) return math("mrow", attributes, base);
+  const at = turned ? math("mi", "T") : mark === "'" ? math("mo", "′") : math("mi", small);
+  return math(mark === "_" && !turned ? "msub" : "msup", attributes, base, at);
 }

@@ -28,19 +28,15 @@ export function sceneOf(s, layout, results, notes = []) {
       const { from, block: own } = last;
       if (block === own) return { block, row, col };
       const now = cursor();
-      const place = [now.row, now.col];
+      const place = [now.row, now.col]; // what the source does not say goes to a third place, where nobody looks
       const source = from.find((each) => each.block === block);
-      if (source?.row !== undefined) place[source.row] = row;
-      if (source?.col !== undefined) place[source.col] = col;
+      place[source?.row ?? 2] = row;
+      place[source?.col ?? 2] = col;
       return { block: own, row: place[0], col: place[1] };
     },
     marks({ block, row, col }) {
-      const along = (/** @type {number | undefined} */ axis) => (axis === undefined ? undefined : [row, col][axis]);
-      const marks = last.from.map((each) => ({
-        ...each,
-        row: along(each.row),
-        col: along(each.line ? undefined : each.col),
-      }));
+      const along = (/** @type {number} */ axis = 2) => [row, col][axis];
+      const marks = last.from.map((each) => ({ ...each, row: along(each.row), col: along(each.line ? 2 : each.col) }));
       return [...marks, { block, row, col, kind: "result" }];
     },
     written: ({ row, col }) => last.written(row, col),
@@ -160,13 +156,7 @@ function laidOut(rows, u, tight, between) {
 
 /** Matrices side by side, with a text between them; one below the other where there is no room. @param {Matrix[]} list @param {string} between @param {AxisUnits} u @param {number} room */
 export function beside(list, between, u, room) {
-  const row = laidOut([list], u, room < 640, between);
-  return row.width <= room
-    ? row
-    : laidOut(
-        list.map((m) => [m]),
-        u,
-        room < 640,
-        between,
-      );
+  const [column, tight] = [list.map((m) => [m]), room < 640];
+  const row = laidOut([list], u, tight, between);
+  return row.width <= room ? row : laidOut(column, u, tight, between);
 }

@@ -30,9 +30,8 @@ export function openStory(page, place) {
     (entries) => {
       for (const { isIntersecting, target } of entries) {
         inView[isIntersecting ? "add" : "delete"](target);
-        if (!isIntersecting) continue;
-        visited = true;
-        drawn?.sections.find(({ element }) => element === target)?.draw();
+        visited ||= isIntersecting;
+        if (isIntersecting) drawn?.sections.find(({ element }) => element === target)?.draw();
       }
     },
     { rootMargin: "600px" },
@@ -49,11 +48,8 @@ export function openStory(page, place) {
   };
   const commit = (/** @type {Partial<State>} */ wanted) => {
     const { batch = state.batch, feature = state.feature, ...chosen } = wanted;
-    const run = Math.max(
-      0,
-      runs.findIndex((each) => each.batch === batch),
-    );
-    place.choose("steps", { ...chosen, run });
+    const run = runs.findIndex((each) => each.batch === batch);
+    place.choose("steps", { ...chosen, run: Math.max(0, run) });
     follow({ batch, feature });
   };
 
@@ -81,16 +77,8 @@ export function openStory(page, place) {
     }
     markCurrentStep(map, sections);
     place.follow("steps", () => follow());
-    if (first && location.hash) followUntilUsed([...shell.main.children], goToPlace);
+    if (first) goToPlace();
   };
-}
-
-/** Goes to the address's step again whenever what stands above it grows, until the reader does something. @param {Element[]} above @param {() => void} go */
-function followUntilUsed(above, go) {
-  const observer = new ResizeObserver(() => go());
-  for (const each of above) observer.observe(each);
-  for (const act of ["wheel", "pointerdown", "keydown"])
-    addEventListener(act, () => observer.disconnect(), { once: true });
 }
 
 /** Scrolls to a step. Figures above it have no height until they are drawn, so all are drawn first. @param {Drawn} drawn @param {string} id */
@@ -138,8 +126,8 @@ function change({ story, sections, redraw }, inView, wanted) {
 function stepMap(s, sections, to) {
   const { t, state, page } = s;
   const { layers, tokens } = page.header;
-  const links = sections.map(({ id, symbol }) => {
-    const title = t(id === "output" && s.step("concat") ? "layer output" : id);
+  const links = sections.map(({ id, symbol, element }) => {
+    const title = element.querySelector("h2")?.textContent;
     const onclick = (/** @type {Event} */ event) => {
       event.preventDefault();
       to(id);
@@ -153,8 +141,7 @@ function stepMap(s, sections, to) {
       s.commit({ [name]: Number(value), key: -1 });
       byId(`pick-${name}`)?.focus();
     };
-    const there = listOf(size, (i) => i).filter((i) => name !== "layer" || layers[i].arrays.q);
-    const options = there.map((i) => [i, label(i)]);
+    const options = listOf(size, (i) => [i, label(i)]).filter((_, i) => name !== "layer" || layers[i].arrays.q);
     return h("label", t(name), select(`pick-${name}`, options, state[name], set));
   };
   const picks = [

@@ -28,12 +28,9 @@ const A = /** @type {Of} */ ((s) => square(s, "A", s.head.weights, { shade: weig
 
 /** A single matrix. @param {Story} s @param {Matrix} m @param {StateAxis} axis @param {...string} notes */
 function singleScene(s, m, axis, ...notes) {
-  const name = (/** @type {number} */ row, /** @type {number} */ col) => sym(letterOf(m), s.indices(row, col), m.role);
-  const written = (/** @type {number} */ row, /** @type {number} */ col) => [
-    name(row, col),
-    " = ",
-    bold(m.value(row, col)),
-  ];
+  const letter = letterOf(m);
+  /** @type {Result["written"]} */
+  const written = (row, col) => [sym(letter, s.indices(row, col), m.role), " = ", bold(m.value(row, col))];
   const layout = beside([s.laid(m)], "", s.units, s.room);
   return sceneOf(s, layout, [{ block: 0, r: m, axes: [axis, "feature"], from: [], written }], notes);
 }
@@ -87,10 +84,10 @@ export function scoreScenes(s) {
 
 /**
  * The steps from the scores to the weights that this layer has: each changes the one before cell by cell, the softmax row by row.
- * @param {Story} s @returns {{name: string, symbol: string, value: Cell, done: string}[]}
+ * @param {Story} s @returns {{name: string, symbol: string, value: Cell, done: string, hidden?: Test | null}[]}
  */
 export function chainOf(s) {
-  const { head } = s;
+  const { head, hidden } = s;
   const { scale, temperature } = head.rules;
   const over = temperature === 1 ? "" : "/T";
   const all = [
@@ -98,8 +95,8 @@ export function chainOf(s) {
     { name: "scaled", symbol: "S′", value: head.scaled, done: isRoot(head) ? `÷ √${head.dk}` : `× ${fmt(scale)}` },
     { name: "capped", symbol: "C", value: head.capped, done: "tanh" },
     { name: "biased", symbol: "B", value: head.biased, done: "+" },
-    { name: "masked", symbol: `M${over}`, value: head.masked, done: over },
-    { name: "weights", symbol: "A", value: head.weights, done: "softmax" },
+    { name: "masked", symbol: `M${over}`, value: head.masked, done: over, hidden },
+    { name: "weights", symbol: "A", value: head.weights, done: "softmax", hidden },
   ];
   return all.filter(({ name }) => !/capped|biased/.test(name) || s.step(name));
 }
@@ -113,12 +110,8 @@ export function chainScenes(s, name) {
   const whole = name === "weights";
   const sizes = [before, after].map(({ value }) => most(head.n, head.m, value));
   const shade = signed("weights", whole ? sizes[0] : Math.max(...sizes));
-  const from = square(s, before.symbol, before.value, { shade, hidden: before.name === "masked" ? s.hidden : null });
-  const hides = whole || name === "masked";
-  const r = square(s, after.symbol, after.value, {
-    shade: whole ? weighed(1) : shade,
-    hidden: hides ? s.hidden : null,
-  });
+  const from = square(s, before.symbol, before.value, { shade, hidden: before.hidden });
+  const r = whole ? A(s) : square(s, after.symbol, after.value, { shade, hidden: after.hidden });
   const written = (/** @type {number} */ i, /** @type {number} */ j) => {
     const made = changed(head, name, i, j, s.t, s.indices(i, j));
     return whole ? [made, rankOf(head, i, j, s.t)] : made;

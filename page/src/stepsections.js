@@ -21,7 +21,6 @@ const sectionOf = (s, id, symbol, more) =>
 export function sectionsOf(s) {
   const { t } = s;
   const whole = s.step("concat");
-  const last = whole ? "heads" : "output";
   const projected = s.named("x");
   const sections = [
     sectionOf(s, "qkv", projected ? "X→QKV" : "QKV", {
@@ -31,12 +30,11 @@ export function sectionsOf(s) {
     }),
     sectionOf(s, "one", "q → o", {
       says: () => t("one says", { token: spelled(s.queryName(s.state.query)) }),
-      formulas: undefined,
       body: () => oneQuery(s),
       ofCell: true,
     }),
     ...weightSections(s),
-    sectionOf(s, last, "O", { says: () => s.words(last), scenes: () => outputScenes(s) }),
+    sectionOf(s, whole ? "heads" : "output", "O", { scenes: () => outputScenes(s) }),
   ];
   if (whole)
     sections.push(
@@ -48,23 +46,22 @@ export function sectionsOf(s) {
       }),
     );
   if (s.facts.way) sections.push(waySection(s));
-  const checked = () => sectionOf(s, "checked", "✓", { says: () => "", formulas: undefined, body: () => closing(s) });
-  return s.facts.live ? sections : [...sections, checked()]; // the costs and the checks are of the record
+  if (!s.facts.live) sections.push(sectionOf(s, "checked", "✓", { body: () => closing(s) })); // they are of the record
+  return sections;
 }
 
 /** From the scores to the weights. @param {Story} s */
 function weightSections(s) {
-  const chain = chainOf(s);
-  const plainly = (/** @type {number} */ at) => chain[at].symbol.replace("′", "'"); // as the formulas have it
-  const softened = (/** @type {string} */ text) =>
-    text.replace(/(softmax\(\[?)[A-Z]'?/, `$1${plainly(chain.length - 2)}`);
+  /** The symbol of what goes into the mask, or into the softmax, as the formulas have it. @param {number} at */
+  const plainly = (at) => chainOf(s).at(at)?.symbol.replace("′", "'");
+  const softened = (/** @type {string} */ text) => text.replace(/(softmax\(\[?)[A-Z]'?/, `$1${plainly(-2)}`);
   /** @type {Record<string, Partial<Options>>} */
   const own = {
     scores: { scenes: () => scoreScenes(s) },
     scaled: { says: () => s.words(formulaOf(s, "scaled")[0].includes("√") ? "scaled" : "scaled by") },
     masked: {
       says: () => (s.hidden ? s.words("masked") : s.t("nothing masked")),
-      formulas: () => [`M = ${plainly(chain.length - 3)}${s.hidden ? ", -∞ where forbidden" : ""}`],
+      formulas: () => [`M = ${plainly(-3)}${s.hidden ? ", -∞ where forbidden" : ""}`],
     },
     weights: {
       title: s.t(s.columns ? "weights columns" : "weights"),
@@ -76,7 +73,7 @@ function weightSections(s) {
       formulas: () => formulaOf(s, "weights").map(softened),
     },
   };
-  return chain.map(({ name, symbol }) =>
+  return chainOf(s).map(({ name, symbol }) =>
     sectionOf(s, name, symbol, { scenes: () => chainScenes(s, name), ...own[name] }),
   );
 }
@@ -100,35 +97,34 @@ function oneQuery(s) {
   const { head, t } = s;
   const i = s.state.query;
   if (i < 0) return null; // no query at all
-  const order = keysInOrder(head, i);
+  const keys = listOf(head.m, (j) => j);
+  const byWeight = (/** @type {number} */ a, /** @type {number} */ b) =>
+    head.weights(i, b) - head.weights(i, a) || a - b;
+  const order = head.m > KEYS ? keys.filter((j) => head.visible(i, j)).sort(byWeight) : keys;
   const [shown, rest] = [order.slice(0, KEYS), order.slice(KEYS)];
-  const sum = (/** @type {number[]} */ keys) => keys.reduce((total, j) => total + head.weights(i, j), 0);
-  const mix = (/** @type {number[]} */ keys, /** @type {number} */ c) =>
-    keys.reduce((total, j) => total + head.weights(i, j) * head.v(j, c), 0);
-  const vector = (/** @type {(c: number) => number} */ value) => {
-    const first = listOf(Math.min(3, head.dv), (c) => fmt(value(c), 3)).join(" ");
-    return h("td.mix", h("small", `[${first}${head.dv > 3 ? " …" : ""}]`));
+  /** What keys get, and what they add. @param {number[]} keys */
+  const cells = (keys) => {
+    const weight = keys.reduce((sum, j) => sum + head.weights(i, j), 0);
+    const mix = listOf(Math.min(3, head.dv), (c) =>
+      keys.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0),
+    );
+    const bar = h("span.track", h("span.share", { style: { width: `${weight * 100}%` } }));
+    const vector = `[${mix.map((x) => fmt(x, 3)).join(" ")}${head.dv > 3 ? " …" : ""}]`;
+    return [h("td.weight", h("span.figures", fmt(weight)), keys.length === 1 && bar), h("td.mix", h("small", vector))];
   };
   const row = (/** @type {number} */ j) => {
     const seen = head.visible(i, j);
-    const a = head.weights(i, j);
-    const number = s.page.header.tokens ? h("small", j) : null;
-    const name = h("bdi", spelled(s.keyName(j), 14));
-    const bar = h("span.track", h("span.share", { style: { width: `${a * 100}%` } }));
-    const masked = [h("td", "−∞"), h("td.weight", h("i.hatched"), t("masked cell")), h("td.mix", "")];
-    const made = tableRow(h("button", { onclick: () => s.commit({ key: j }) }, number, name), [
+    const name = [s.page.header.tokens && h("small", j), h("bdi", spelled(s.keyName(j), 14))];
+    const masked = ["−∞", h("td.weight", h("i.hatched"), t("masked cell")), ""];
+    const made = tableRow(h("button", { onclick: () => s.commit({ key: j }) }, name), [
       fmt(head.scores(i, j)),
-      ...(seen
-        ? [fmt(head.masked(i, j)), h("td.weight", h("span.figures", fmt(a)), bar), vector((c) => a * head.v(j, c))]
-        : masked),
+      ...(seen ? [fmt(head.masked(i, j)), ...cells([j])] : masked),
     ]);
     if (!seen || j === s.state.key) made.className = seen ? "now" : "hidden";
     return made;
   };
-  const total = (/** @type {Child} */ name, /** @type {number} */ weight, /** @type {(c: number) => number} */ value) =>
-    tableRow(name, ["", "", h("td.weight", h("span.figures", fmt(weight))), vector(value)]);
-  const more = rest.length ? total(t("more keys", { count: rest.length }), sum(rest), (c) => mix(rest, c)) : null;
-  const last = total(["Σ = o", h("sub", i)], sum(order), (c) => head.output(i, c));
+  const more = rest.length ? tableRow(t("more keys", { count: rest.length }), ["", "", ...cells(rest)]) : null;
+  const last = tableRow(["Σ = o", h("sub", i)], ["", "", ...cells(order)]);
   last.className = "total";
   const heads = [
     ["key", t("key column")],
@@ -140,33 +136,14 @@ function oneQuery(s) {
   return h("div.pan", table("table.one", heads, [shown.map(row), more, last]));
 }
 
-/** The keys in order; of many only those that the query sees, those with the largest weights first. @param {Story["head"]} head @param {number} i */
-function keysInOrder(head, i) {
-  const keys = listOf(head.m, (j) => j);
-  if (head.m <= KEYS) return keys;
-  return keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
-}
-
 /** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
 function closing(s) {
   const { t, facts } = s;
   const { n, number, logsumexp } = s.head;
-  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} value */
-  const compared = (words, name, from, size, value) => {
-    const run = s.named(name)?.data;
-    const differs = (/** @type {number} */ at) =>
-      run && value(at) !== run[from + at] ? Math.abs(value(at) - run[from + at]) : 0;
-    return run && t(words, { x: fmt(most(size, 1, differs), 2) });
-  };
-  const wide = s.named("w_o")?.shape[1] ?? 0;
-  const lines = [
-    ...[facts.check, facts.kept].map((each) => each?.[s.shell.language()]),
-    compared("page check", "logsumexp", (s.state.batch * s.layer.heads + number) * n, n, logsumexp),
-    wide &&
-      compared("output check", "output", s.state.batch * n * wide, n * wide, (at) =>
-        s.layerOutput(Math.floor(at / wide), at % wide),
-      ),
-  ];
+  const run = s.named("logsumexp")?.data.subarray((s.state.batch * s.layer.heads + number) * n);
+  const off = (/** @type {number} */ i) => (logsumexp(i) === run?.[i] ? 0 : logsumexp(i) - Number(run?.[i]));
+  const said = [facts.check, facts.kept].map((each) => each?.[s.shell.language()]);
+  const lines = [...said, run && t("page check", { x: fmt(most(n, 1, off), 2) })];
   const row = (/** @type {any} */ { symbol, shape, multiply_adds: adds, bytes }) =>
     tableRow(symbol, [shape.join("×"), adds.toLocaleString("en"), bytes.toLocaleString("en")]);
   const heads = ["step", "shape", "adds", "bytes"].map((name) => columnHead(t(`${name} column`)));

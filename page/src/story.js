@@ -38,8 +38,7 @@ export function makeStory(page, shell, state, room, commit) {
   };
   const first = derived();
   const story = {
-    ...{ page, shell, t: shell.t, state, commit, room, columns },
-    facts: header.facts,
+    ...{ page, shell, t: shell.t, state, commit, room, columns, facts: header.facts },
     units: unitsFor(room, first.sizes),
     queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
     keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,

@@ -29,7 +29,6 @@ const ANY = new RegExp(
 );
 const ROLES = ["query", "key", "value", "weight"];
 const tip = h("div.tip", { role: "tooltip", id: "tip", hidden: true });
-const hide = () => void (tip.hidden = true);
 
 /** Explains the term that is pointed at, focused or touched. @param {Event} event */
 function show({ target }) {
@@ -44,11 +43,11 @@ function show({ target }) {
   tip.style.top = `${bottom + high + 12 > innerHeight ? top - high - 6 : bottom + 6}px`;
 }
 for (const name of ["pointerover", "focusin", "click"]) addEventListener(name, show);
-for (const name of ["focusout", "scroll"]) addEventListener(name, hide, { passive: true });
+addEventListener("scroll", () => (tip.hidden = true), { passive: true });
 const onkeydown = (/** @type {KeyboardEvent} */ event) => {
   if (event.key !== "Escape" || tip.hidden) return;
   event.stopPropagation(); // this Escape is for the explanation alone
-  hide();
+  tip.hidden = true;
 };
 addEventListener("keydown", onkeydown, { capture: true });
 

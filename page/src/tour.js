@@ -26,6 +26,9 @@ const MOVES = { ["ArrowLeft"]: -1, ["ArrowRight"]: 1, ["Escape"]: -Infinity };
 
 /** @typedef {ReturnType<typeof numbersOf>} Said */
 
+/** @param {number[]} places @param {(place: number) => string} each */
+const sum = (places, each) => places.map(each).join(" + ");
+
 /** The present run's numbers, as the sentences of the stops name them. @param {Page} page @param {Chosen} chosen */
 function numbersOf(page, chosen) {
   const { tokens, layers, facts, arrays } = page.header;
@@ -51,15 +54,11 @@ function numbersOf(page, chosen) {
     ...{ score: fmt(head.scores(i, j)), scaled: fmt(head.scaled(i, j)), logit: fmt(head.masked(i, j)) },
     ...{ sum: fmt(Math.exp(head.logsumexp(i, j))), weight: percent(row[j]) },
     tokens: listOf(Math.min(n, 12), name).join(", ") + (n > 12 ? ", …" : ""),
-    products: largest(products, 2)
-      .map((c) => `${factor(head.q(i, c))} · ${factor(head.k(j, c))}`)
-      .join(" + "),
+    products: sum(largest(products, 2), (c) => `${factor(head.q(i, c))} · ${factor(head.k(j, c))}`),
     rank: raw.filter((x) => x > 1).length + 1,
     unscaled: percent(1 / raw.reduce((a, b) => a + b, 0)),
     hidden: listOf(n * m, (cell) => head.visible(Math.floor(cell / m), cell % m)).filter((sees) => !sees).length,
-    mix: largest(row, 3, 0.005)
-      .map((key) => `${percent(row[key])} ${name(key)}`)
-      .join(" + "),
+    mix: sum(largest(row, 3, 0.005), (key) => `${percent(row[key])} ${name(key)}`),
     next: `“${bare(next, 14)}” (${percent(share)})`,
     weightOf: (/** @type {number[]} */ [query, key]) => percent(head.weights(query, key)),
   };
