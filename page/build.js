@@ -3,6 +3,7 @@
 import { build } from "esbuild";
 import { readFile, writeFile } from "node:fs/promises";
 import { parse } from "smol-toml";
+import wabt from "wabt";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
 const options = { bundle: true, minify: true, write: false, charset: "utf8", format: "iife", legalComments: "none" };
@@ -16,10 +17,19 @@ const sentences = {
       return { contents: `export default ${JSON.stringify(Object.fromEntries(byKey))}` };
     }),
 };
+const programs = {
+  name: "programs", // WebAssembly, written as text
+  setup: (/** @type {import("esbuild").PluginBuild} */ { onLoad }) =>
+    onLoad({ filter: /\.wat$/ }, async ({ path }) => {
+      const { parseWat } = await wabt();
+      const { buffer } = parseWat(path, await readFile(path, "utf8"), { simd: true }).toBinary({});
+      return { contents: buffer, loader: "binary" };
+    }),
+};
 
 for (const kind of ["css", "js"]) {
   const entryPoints = [`src/main.${kind}`];
-  const { outputFiles } = await build({ ...options, target, plugins: [sentences], entryPoints });
+  const { outputFiles } = await build({ ...options, target, plugins: [sentences, programs], entryPoints });
   const text = outputFiles[0].text;
   const name = `attention.${kind}`;
   if (/<\/(script|style)|<!--/i.test(text))

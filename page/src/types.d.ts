@@ -137,3 +137,8 @@ declare module "*.toml" {
   const words: Record<string, string>;
   export default words;
 }
+/** A program in WebAssembly, as its bytes. build.js assembles it. */
+declare module "*.wat" {
+  const program: Uint8Array<ArrayBuffer>;
+  export default program;
+}

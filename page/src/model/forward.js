@@ -1,66 +1,49 @@
 // The shipped model's forward pass (GPT-2's layout) in float32, with the reader's changes inside its attention.
 
 import { largest } from "../numbers.js";
-import { load } from "../container.js";
+import { load, sizeOf } from "../container.js";
 import { attend, visible } from "./attention.js";
+import PRODUCT from "./product.wat";
 import { tokenizerOf } from "./tokenizer.js";
 
-/** A weight as `product` reads it, (d_out / 4, d_in, 4); the last four results may have been among the four before. @param {number} count @param {number} width @param {Cell} at      a number by its row of d_out and column of d_in */
+const BLOCK = 16; // results that are computed together
+
+/** A weight as product.wat reads it, (d_out / 16, d_in, 16). @param {number} count @param {number} width @param {Cell} at      a number by its row of d_out and column of d_in */
 function packed(count, width, at) {
-  const made = new Float32Array(Math.ceil(count / 4) * 4 * width);
-  for (let j = 0, place = 0; j < count; j += 4)
-    for (let i = 0; i < width; i++)
-      for (let more = 0; more < 4; more++) made[place++] = at(Math.min(j, count - 4) + more, i);
+  const made = new Float32Array(count * width);
+  for (let j = 0, place = 0; j < count; j += BLOCK)
+    for (let i = 0; i < width; i++) for (let more = 0; more < BLOCK; more++) made[place++] = at(j + more, i);
   return made;
 }
 
-/**
- * Rows x·Wᵀ + b. Four results of two rows at a time: more sums than that, and they would not stay in registers.
- * @param {Float32Array} x      (rows, width) @param {Float32Array} weight      packed @param {ArrayLike<number> | null} bias
- * @param {number} width @param {number} count      of results
- * @param {number} [size]      results of a head: the heads stand one after the other, (heads, rows, size)
- */
-function product(x, weight, bias, width, count, size = count) {
-  const rows = x.length / width;
-  const made = new Float32Array(rows * count);
-  for (let from = 0; from < count; from += 4) {
-    const j = Math.min(from, count - 4);
-    const place = Math.floor(j / size) * rows * size + (j % size);
-    for (let r = 0; r < rows; r += 2) {
-      const next = Math.min(r + 1, rows - 1);
-      const [first, second] = [r * width, next * width];
-      let a0 = 0; // an array of them would be made anew each time
-      let a1 = 0;
-      let a2 = 0;
-      let a3 = 0;
-      let b0 = 0;
-      let b1 = 0;
-      let b2 = 0;
-      let b3 = 0;
-      for (let i = 0, at = from * width; i < width; i++, at += 4) {
-        const w0 = weight[at];
-        const w1 = weight[at + 1];
-        const w2 = weight[at + 2];
-        const w3 = weight[at + 3];
-        const a = x[first + i];
-        const b = x[second + i];
-        a0 += a * w0;
-        a1 += a * w1;
-        a2 += a * w2;
-        a3 += a * w3;
-        b0 += b * w0;
-        b1 += b * w1;
-        b2 += b * w2;
-        b3 += b * w3;
-      }
-      const sums = [a0, a1, a2, a3, b0, b1, b2, b3];
-      for (let more = 0; more < 4; more++) {
-        made[place + r * size + more] = sums[more] + (bias ? bias[j + more] : 0);
-        made[place + next * size + more] = sums[(next - r) * 4 + more] + (bias ? bias[j + more] : 0);
-      }
+/** Memory for so many numbers, which `place` fills, and the product of what is placed there with rows. @param {number} size */
+async function multiplying(size) {
+  const { instance } = await WebAssembly.instantiate(PRODUCT);
+  const { memory, product } = /** @type {any} */ (instance.exports);
+  memory.grow(Math.ceil(size / 2 ** 14)); // of 64 KiB
+  const room = new Float32Array(memory.buffer);
+  let used = 0;
+  const place = (/** @type {Float32Array} */ numbers) => {
+    room.set(numbers, used);
+    return room.subarray(used, (used += numbers.length));
+  };
+  /**
+   * Rows x·W + b.
+   * @param {Float32Array} x      (rows, width) @param {Float32Array} weight      packed @param {Float32Array} bias
+   * @param {number} [each]      results of a head: the heads stand one after the other, (heads, rows, each)
+   */
+  function times(x, weight, bias, each = bias.length) {
+    const [width, count] = [weight.length / bias.length, bias.length];
+    const rows = x.length / width;
+    room.set(x, used);
+    const end = used + x.length;
+    for (let j = 0; j < count; j += each) {
+      const [w, b] = [weight.byteOffset + 4 * j * width, bias.byteOffset + 4 * j];
+      product(4 * used, rows, width, w, b, 4 * (end + rows * j), each);
     }
+    return room.slice(end, end + rows * count);
   }
-  return made;
+  return { place, times };
 }
 
 /** @param {Float32Array} x @param {Float32Array} weight @param {Float32Array} bias @param {number} epsilon */
@@ -87,22 +70,27 @@ const sum = (x, more) => x.map((each, place) => each + more[place]);
 export async function openModel(page) {
   const { live, arrays } = page.header;
   const { layers, heads, d_model: width, epsilon, neutral } = live;
+  const names = Object.keys(arrays).filter((each) => each.startsWith("live."));
+  const [most] = arrays["live.token_embd.weight"].shape;
+  const stored = names.reduce((sum, name) => sum + sizeOf(arrays[name].shape), 0);
+  const { place, times } = await multiplying(stored + most * (width + 1) + live.positions * (width + most));
   /** @type {Map<string, Float32Array>} */
   const weights = new Map();
-  for (const name of Object.keys(arrays).filter((each) => each.startsWith("live."))) {
+  for (const name of names) {
     const { shape, data } = await load(page, name);
     const [rows, columns] = shape;
     const ofLayer = name.startsWith("live.blk") && shape.length === 2; // (d_in, d_out)
     const made = ofLayer ? packed(columns, rows, (j, i) => data[i * columns + j]) : data;
-    weights.set(name.slice(5), /** @type {Float32Array} */ (made));
+    weights.set(name.slice(5), place(/** @type {Float32Array} */ (made)));
   }
   const weight = (/** @type {string} */ name) => /** @type {Float32Array} */ (weights.get(name));
   const [words, places, size] = [weight("token_embd.weight"), weight("position_embd.weight"), width / heads];
-  const unembed = packed(words.length / width, width, (j, i) => words[j * width + i]);
-  const linear = (/** @type {Float32Array} */ x, /** @type {string} */ name, /** @type {number} */ of = Infinity) => {
-    const [w, b] = [weight(`${name}.weight`), weight(`${name}.bias`)];
-    return product(x, w, b, w.length / b.length, b.length, Math.min(of, b.length));
-  };
+  const [unembed, none] = [packed(most, width, (j, i) => words[j * width + i]), new Float32Array(most)].map(place);
+  const linear = (
+    /** @type {Float32Array} */ x,
+    /** @type {string} */ name,
+    /** @type {number} */ each = weight(`${name}.bias`).length,
+  ) => times(x, weight(`${name}.weight`), weight(`${name}.bias`), each);
   const norm = (/** @type {Float32Array} */ x, /** @type {string} */ name) =>
     normal(x, weight(`${name}.weight`), weight(`${name}.bias`), epsilon);
   /** What the first layer reads, and its queries, keys and values, of the latest texts: only another text changes them. @type {Map<string, Omit<LayerRun, "heads">>} */
@@ -146,7 +134,7 @@ export async function openModel(page) {
       const inner = linear(norm(hidden, of("ffn_norm")), of("ffn_up")).map(gelu);
       hidden = sum(hidden, linear(inner, of("ffn_down")));
     }
-    const logits = product(norm(hidden, "output_norm"), unembed, null, width, words.length / width);
+    const logits = times(norm(hidden, "output_norm"), unembed, none);
     return { layers: runs, logits };
   }
   return { run, ...tokenizerOf(live.vocabulary, live.merges) };

@@ -52,11 +52,11 @@ def html(document: Document) -> str:
 
 def policy(document: Document) -> str:
     """Write the Content-Security-Policy: only this program and style; no network, or only the page's own server."""
-    kind = document.header["kind"]
+    kind, compiled = document.header["kind"], " 'wasm-unsafe-eval'" if "live" in document.header else ""
     connect = "connect-src 'self'; " if document.header.get("served") or "serve" in document.header else ""
     return (
-        f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'; style-src '{_hash(_asset(f'{kind}.css'))}'; "
-        f"{connect}base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'{compiled}; "
+        f"style-src '{_hash(_asset(f'{kind}.css'))}'; {connect}base-uri 'none'; form-action 'none'"
     )
 
 
