@@ -136,7 +136,8 @@ def expected(model, ids, change, kind):
 @pytest.mark.parametrize("count", [pytest.param(30, marks=pytest.mark.smoke), 200])
 def test_texts_and_changes_give_the_numbers_of_the_library(running, model, explained, count):
     rng = fresh()
-    with opened(running, explained, wait=".try") as page:
+    height = 900 if count < 100 else 200  # what is out of sight is not drawn
+    with opened(running, explained, height=height, wait=".try") as page:
         until(page, READY)
         for place in range(count):
             words = rng.choice(WORDS.split(), rng.integers(2, 12)).tolist()
