@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.testing._internal.common_modules import module_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -100,6 +99,8 @@ MODULES = ("nn.MultiheadAttention", "nn.TransformerEncoderLayer", "nn.Transforme
 @pytest.mark.parametrize("name", MODULES)
 def test_the_samples_of_pytorchs_own_modules(name: str, training: bool, monkeypatch: pytest.MonkeyPatch):  # noqa: FBT001
     monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)  # which computes padding otherwise
+    from torch.testing._internal.common_modules import module_db  # here, since each worker collects every file
+
     (info,) = (info for info in module_db if info.name == name)
     tried = 0
     for sample in info.module_inputs_func(info, "cpu", F64, requires_grad=False, training=training):
