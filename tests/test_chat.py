@@ -57,14 +57,15 @@ def test_a_template_may_strip_the_spaces_around_a_message(model):
 
 
 def test_the_question_is_hidden_only_where_there_is_nothing_else(model):
-    alone = ch.explain([{"role": "user", "content": QUESTION}], model)
+    alone = ch.explain([{"role": "user", "content": QUESTION}], model, generate=3)
     assert [part.text for part in alone.parts] == QUESTION.split()
     messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
-    both = ch.explain(messages, model)
+    both = ch.explain(messages, model, generate=3)
     assert [part.text for part in both.parts] == PLACE.split()
-    turns = ch.explain([*messages, {"role": "assistant", "content": "hill"}, messages[1]], model, parts="turns")
+    more = [*messages, {"role": "assistant", "content": "hill"}, messages[1]]
+    turns = ch.explain(more, model, parts="turns", generate=3)
     assert [part.text for part in turns.parts] == [PLACE, QUESTION, "hill"]
-    chosen = ch.explain(messages, model, hide=[(0, len(both.text))])
+    chosen = ch.explain(messages, model, hide=[(0, len(both.text))], generate=3)
     assert [part.text for part in chosen.parts] == [*PLACE.split(), *QUESTION.split()]
 
 
@@ -149,8 +150,8 @@ def test_a_template_may_want_a_list_of_parts():
 def test_a_date_in_a_chat_is_said(model):
     dated = with_template(model, "{{ strftime_now('%Y') }} " + TEMPLATE)
     messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": QUESTION}]
-    assert "today's date" in str(ch.explain(messages, dated))
-    assert "today's date" not in str(ch.explain(messages, model))
+    assert "today's date" in str(ch.explain(messages, dated, generate=3))
+    assert "today's date" not in str(ch.explain(messages, model, generate=3))
 
 
 @pytest.mark.parametrize("template", ["{{ 'x' * 10**9 }}", "{{ [0] * 2**40 }}", "{{ 2 ** 99 }}", "{% for i in [] %}"])
