@@ -106,7 +106,7 @@ def test_a_link_opens_its_stop_and_terms_explain_themselves(running, explained):
     with opened(running, explained, 390, place="#tour=3", wait=".tour:not([hidden])", bypass_csp=True) as page:
         until(page, READY)
         assert "Stop 3 of 8" in page.locator("#tour").text_content()
-        page.locator(".tour .term").first.focus()
+        page.locator(".tour dfn").first.focus()
         assert page.locator("#tip").text_content().startswith("query: the vector by which")
         page.keyboard.press("Escape")
         assert page.locator("#tip").is_hidden()

@@ -111,7 +111,7 @@ function drawn({ id, name, says, kind = "", go, adds = [], cells, chosen, below 
   return h(
     "li",
     { class: column ? "column" : `box ${kind}`, "data-part": id },
-    h(go ? "button.door" : "span.door", { ...act, title: told, "aria-label": told }, words),
+    h(go ? "button.door" : "span.door", { ...act, title: told, "aria-label": column && told }, words),
     squares && h("div.cells", squares),
     bars.length > 0 && h("div.adds", bars, !column && h("small", withSign(adds[0], short))),
   );

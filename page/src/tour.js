@@ -72,6 +72,16 @@ function bring(stop, behavior) {
   (figure?.querySelector("figure") ?? figure)?.scrollIntoView({ behavior });
 }
 
+/** What a stop offers, or what its change has done. @param {string} id @param {any} offer @param {Said} now @param {Said | null} before @param {Say} t @param {(words: string) => Child} button */
+function thenOf(id, offer, now, before, t, button) {
+  const edge = id === "masked" && now.n > 1 ? [0, 1] : [now.i, before?.j ?? now.j]; // the last row sees all keys as it is
+  const names = { query: now.name(edge[0]), key: now.name(edge[1]), struck: now.name(now.struck) };
+  if (!before) return offer && [t("tour try"), button(t(`offer ${id}`, { ...now, ...names }))];
+  const weights = { ...names, weight: before.weightOf(edge), weightNow: now.weightOf(edge) };
+  const then = t("tour then", { next: before.next, nextNow: now.next });
+  return [id !== "output" && t("tour weight", weights), " ", then, button(t("as it was"))];
+}
+
 /** @param {Page} page @param {Place} place */
 export function openTour(page, place) {
   const { chosen, live } = place;
@@ -102,19 +112,11 @@ export function openTour(page, place) {
       live?.change?.({ ...unchanged(), ...(before && /** @type {Partial<Change>} */ (offer)) });
     };
     const button = (/** @type {string} */ words) => [" ", h("button", { id: "tour-try", onclick }, words)];
-    const edge = id === "masked" && now.n > 1 ? [0, 1] : [now.i, before?.j ?? now.j]; // the last row sees all keys as it is
-    const names = { query: now.name(edge[0]), key: now.name(edge[1]), struck: now.name(now.struck) };
-    const offered = offer &&
-      (live?.change || ofPlace) && [t("tour try"), button(t(`offer ${id}`, { ...now, ...names }))];
-    const changed = () => [
-      id !== "output" && t("tour weight", { ...names, weight: before?.weightOf(edge), weightNow: now.weightOf(edge) }),
-      ...[" ", t("tour then", { next: before?.next, nextNow: now.next }), button(t("as it was"))],
-    ];
     const focused = then.contains(document.activeElement);
     for (const each of [title, says, then]) each.replaceChildren();
     add(title, lettered(t("tour of", { stop: stop + 1, count: STOPS.length, name: t(`stop ${id}`) })));
     add(says, explained(t(`says ${id}`, before ?? now), t));
-    add(then, before ? changed() : offered);
+    add(then, thenOf(id, (live?.change || ofPlace) && offer, now, before, t, button));
     if (focused) byId("tour-try")?.focus({ preventScroll: true });
   };
 
