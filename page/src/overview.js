@@ -2,7 +2,7 @@
 // queries to what its layer adds. Sizes and numbers are the page's own; every part is a door to its numbers.
 
 import { css, signed } from "./colour.js";
-import { ARROWS, h } from "./dom.js";
+import { h, walking } from "./dom.js";
 import { listOf, percent, short, spelled, withSign } from "./numbers.js";
 import { openStep } from "./section.js";
 
@@ -123,19 +123,9 @@ export function overviewRoom({ header }, place, tour) {
   const way = facts?.way;
   const [title, how, inside, model, head] = [h("h2", { id: "overview" }), h("p.note"), h("h3"), h("ol"), h("ol")];
   const doors = () => [...host.querySelectorAll("button")];
-  const onfocusin = (/** @type {Event} */ { target }) => {
-    for (const door of doors()) door.tabIndex = door === target ? 0 : -1;
-  };
-  /** Arrows go from door to door. @param {KeyboardEvent} event */
-  const onkeydown = (event) => {
-    const [step, list] = [ARROWS[event.key], doors()];
-    if (!step) return;
-    event.preventDefault();
-    event.stopPropagation();
-    list[list.indexOf(/** @type {HTMLButtonElement} */ (event.target)) + step[0] + step[1]]?.focus();
-  };
-  const named = { role: "group", "aria-labelledby": "overview" };
-  const host = h("div.picture", { ...named, onfocusin, onkeydown }, model, inside, head);
+  const onkeydown = walking((from, down, right) => doors()[doors().indexOf(from) + down + right]);
+  const named = { role: "group", "aria-labelledby": "overview", onkeydown };
+  const host = h("div.picture", named, model, inside, head);
   /** @type {Shell} */
   let shell;
   const draw = () => {

@@ -109,8 +109,7 @@ function change({ story, sections, redraw }, inView, wanted) {
   const other = anew || differs(state, wanted, "head");
   if (!other && !differs(state, wanted, "query", "key", "feature")) return;
   Object.assign(state, wanted);
-  if (other) story.refresh(anew);
-  story.chooseKey();
+  story.follow(other, anew);
   for (const { element, draw, update, outdate } of sections) {
     if (other) outdate();
     update();

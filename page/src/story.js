@@ -53,19 +53,16 @@ export function makeStory(page, shell, state, room, commit) {
     },
     /** A matrix as it is shown: transposed where tokens are columns. @param {Matrix} m */
     laid: (m) => (columns ? transposed(m) : m),
-    /** Follows a change of the state. @param {boolean} anew      the run is another, so every head is computed again */
-    refresh(anew) {
+    /** Follows a change of the state: of its head (`other`), of the whole run (`anew`). @param {boolean} other @param {boolean} anew */
+    follow(other, anew) {
       if (anew) heads.clear();
-      Object.assign(story, derived());
-    },
-    /** Where no key is chosen, the one with the largest weight. */
-    chooseKey() {
-      if (state.key < 0 || state.key >= story.head.m)
-        state.key = largestAt(listOf(story.head.m, (j) => story.head.weights(state.query, j)));
+      if (other) Object.assign(story, derived());
+      const { m, weights } = story.head;
+      if (state.key < 0 || state.key >= m) state.key = largestAt(listOf(m, (j) => weights(state.query, j)));
     },
     ...first,
   };
-  story.chooseKey();
+  story.follow(false, false);
   return story;
 }
 
