@@ -215,7 +215,7 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
     with opened(running, ch.explain("the cow jumped", model).to_html(), wait=".try") as page:
         until(page, READY)
         page.locator("#try-text").fill(text)
-        until(page, f"document.querySelector('.passage')?.dataset.answer === {spelled(seen.answer)!r}")
+        until(page, f"document.querySelector('.reply bdi')?.textContent === {spelled(seen.answer)!r}")
         shares = [so(seen, change) for change in seen.estimate.heads_run.ravel()]
         np.testing.assert_allclose([x for _, x in squares(page)], shares, rtol=0.02, atol=0.02)
         assert page.locator("p.so").text_content() == " ".join(conclusion(seen, "en"))

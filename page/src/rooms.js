@@ -64,18 +64,10 @@ export function openRooms(page, served) {
       tour?.draw(shell);
       if (why) follow();
     };
-    if (why)
-      shell.main.append(
-        h(
-          "div.caused",
-          answer.element,
-          overview?.element,
-          causes,
-          fold("map", whose, inner),
-          fold("steps", wordsOf(page, shell).steps, below),
-        ),
-      );
-    else {
+    if (why) {
+      const folded = [fold("map", whose, inner), fold("steps", wordsOf(page, shell).steps, below)];
+      shell.main.append(h("div.caused", answer.element, overview?.element, causes, folded));
+    } else {
       add(inner, [answer.element, overview?.element, front]);
       shell.main.append(inner, below);
     }
@@ -94,10 +86,8 @@ export function openRooms(page, served) {
 
 /** What a page with steps shows first. @param {any} header @returns {Chosen} */
 function chosenBySteps({ chosen, layers }) {
-  const layer = Math.max(
-    0,
-    layers.findIndex((/** @type {any} */ { number }) => number === chosen.layer),
-  );
+  const at = layers.findIndex((/** @type {any} */ { number }) => number === chosen.layer);
+  const layer = Math.max(0, at);
   const query = chosen.query + (chosen.query < 0 ? layers[layer].queries : 0);
   return { run: 0, layer, head: chosen.head, query, key: -1 };
 }

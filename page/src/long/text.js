@@ -46,7 +46,7 @@ export function drawText(/** @type {Look} */ look) {
   add(text, [h("div", h("div.turns", turns), box), h("div.picks", h("span.note", answer.legend || lens))]);
   text.classList.toggle("short", keyTexts.length <= 60);
   if (live) box.ondblclick = () => (getSelection()?.empty(), live.strike());
-  if (why) box.dataset.answer = spelled(why.answer, 60);
+  if (why) box.append(h("span.reply", " → ", h("bdi", spelled(why.answer, 400))));
   if (why?.sink) box.dataset.sink = "";
   live?.mark();
   const moved = () => {
@@ -126,7 +126,7 @@ function shown(token) {
 const walk = walking((from, down, right) => {
   const side = down + right < 0 ? "previousElementSibling" : "nextElementSibling";
   let to = from[side];
-  while (to && !to.offsetParent) to = to[side]; // what is folded, and the picture of the edges
+  while (to && !(to.offsetParent && to.dataset.token)) to = to[side]; // folded tokens, and what is none
   return to;
 });
 
