@@ -231,13 +231,17 @@ def _view(options: argparse.Namespace) -> int:
 
 def _long_text(options: argparse.Namespace) -> dict[str, Any]:
     """Run a text for the page of every head, whose weights the server computes."""
+    from clearhead.spelling import bare, cut
+    from clearhead.view.long import document
     from clearhead.view.server import weights_of
 
     if options.text_file is None:
         raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
-    runs = [_ran(options.model, read_text(options.text_file))]
-    document = _document(options, runs, options.text_file, served=True)
-    return {"document": lambda: document, "doors": weights_of(runs)}
+    text = read_text(options.text_file)
+    runs = [_ran(options.model, text)]
+    title = say(options.lang, "view title", text=cut(bare(text), 40))
+    shown = document(runs, title, options.lang, served=True, each=partial(progress, what="heads"))
+    return {"document": lambda: shown, "doors": weights_of(runs)}
 
 
 def _any_text(options: argparse.Namespace) -> dict[str, Any]:
@@ -249,14 +253,6 @@ def _any_text(options: argparse.Namespace) -> dict[str, Any]:
         options.model or SHIPPED_HERE, load_model(options.model), options.lang, first=options.model or ""
     )
     return {"document": partial(serving.page, served), "work": partial(serving.run, served)}
-
-
-def _document(options: argparse.Namespace, runs: "list[ShownRun]", path: str, *, served: bool = False) -> Any:
-    """Make the document of a page of every head; its title is the file's name, with undecodable bytes replaced."""
-    from clearhead.view.long import document
-
-    title = Path(path).name.encode("utf-8", "replace").decode("utf-8")
-    return document(runs, title, options.lang, served=served, each=partial(progress, what="heads"))
 
 
 def _ran(model: str | None, text: str) -> "ShownRun":
