@@ -66,7 +66,7 @@ def test_of_a_long_text_some_layers_have_weights(running, seen, monkeypatch):
     monkeypatch.setattr(head_steps, "ROOM", 1)  # for one layer
     first = seen.heads[0].layer
     with opened(running, seen.to_html(), wait=".map-of", place="#at=0.1.5") as page:  # which opens the map
-        assert f"steps of layers {first} alone, rounded to bfloat16" in page.locator(".fold").first.text_content()
+        assert f"steps of layers {first} only, rounded to bfloat16" in page.locator(".fold").first.text_content()
         page.locator("details.fold > summary").last.click()
         page.locator(f".front [data-place='{1 - first} 5']").click()
         until(page, f"document.querySelector('#head').textContent === 'Layer {1 - first}, head 5'")
