@@ -64,7 +64,7 @@ export function explained(text, t) {
     const said = lettered(word);
     const term = seen.has(name)
       ? h("span", { class: role || null }, said)
-      : h("dfn", { class: role, tabindex: 0, "aria-describedby": "tip", "data-says": t(`term ${name}`) }, said);
+      : h("dfn", { class: role || null, tabindex: 0, "aria-describedby": "tip", "data-says": t(`term ${name}`) }, said);
     parts.push(lettered(text.slice(end, index)), term);
     seen.add(name);
     end = Number(index) + word.length;
