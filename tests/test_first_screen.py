@@ -17,7 +17,7 @@ def test_each_head_is_framed_by_its_contributions(running):
     n = int(rng.integers(3, 8))
     q, k, v, g = (rng.standard_normal((1, 2, n, width)) for width in (4, 4, 3, 3))
     matrix = ch.AttentionMatrix(q, k, causal=True)
-    shown = document([ShownRun("causes", [ShownLayer("0", range(2), matrix, v=v, g=g)], None)])
+    shown = document([ShownRun("causes", [ShownLayer("0", range(2), matrix, v=v, g=g)], [" w"] * n)])
     effects = np.asarray(matrix.contributions(v, g))[0].sum((1, 2))
     with opened(running, shown, wait=".map-of", color_scheme="light") as page:
         for head, effect in enumerate(effects):
@@ -28,7 +28,7 @@ def test_each_head_is_framed_by_its_contributions(running):
                 "each => getComputedStyle(each).boxShadow.match(/[\\d.]+/g).slice(0, 3).map(Number)"
             )
             assert (frame[2] > frame[0]) == (effect > 0), (frame, effect)
-        assert page.locator("p.note").first.text_content().startswith("Effects are first order here")
+        assert "by the derivatives" in page.locator(".answer > p.note").text_content()
 
 
 BOXES = """() => Object.fromEntries(
