@@ -105,11 +105,11 @@ function oneQuery(s) {
   /** What keys get, and what they add. @param {number[]} keys */
   const cells = (keys) => {
     const weight = keys.reduce((sum, j) => sum + head.weights(i, j), 0);
-    const mix = listOf(Math.min(3, head.dv), (c) =>
+    const mix = listOf(Math.min(2, head.dv), (c) =>
       keys.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0),
     );
     const bar = h("span.track", h("span.share", { style: { width: `${weight * 100}%` } }));
-    const vector = `[${mix.map((x) => fmt(x, 3)).join(" ")}${head.dv > 3 ? " …" : ""}]`;
+    const vector = `[${mix.map((x) => fmt(x, 2)).join(" ")}${head.dv > 2 ? " …" : ""}]`;
     return [h("td.weight", h("span.figures", fmt(weight)), keys.length === 1 && bar), h("td.mix", h("small", vector))];
   };
   const row = (/** @type {number} */ j) => {
