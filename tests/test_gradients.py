@@ -295,6 +295,7 @@ def test_gradients_of_sinks_are_zero_for_empty_rows():
     assert definition.entropy(case.book).sum() == 0
 
 
+@pytest.mark.gate
 def test_gradients_of_every_result_compiled():
     x, labels = torch.from_numpy(normal(1, 4, 6, 3)).requires_grad_(), torch.arange(6) // 2 - 1
     asked: dict[str, Any] = {"image": (2, 3), "groups": (labels, labels), "top": 2}

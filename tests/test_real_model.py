@@ -99,6 +99,7 @@ def check(prompt, count):
     return ids, made
 
 
+@pytest.mark.gate
 def test_logits_and_greedy_tokens_are_those_of_transformers():
     ids, made = check(PROMPTS["fact"], 8)
     assert ids == [504, 3575, 282, 4649, 314]

@@ -1,6 +1,7 @@
 """What `ch.explain` shows of 20 texts is what a dense GPT-2 in float64 does, whose weights are changed by hand."""
 
 import numpy as np
+import pytest
 
 import clearhead as ch
 from clearhead.models import model as gpt2
@@ -31,6 +32,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.gate
 def test_the_first_three_parts_and_every_sentence_are_true():
     model = in_float64(gpt2.load())
 

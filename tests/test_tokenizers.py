@@ -241,6 +241,7 @@ def in_llama_cpp():
 
 
 @pytest.mark.skipif(not in_llama_cpp(), reason="CLEARHEAD_LLAMA_CPP names no source of llama.cpp")
+@pytest.mark.gate
 def test_published_vocabularies_give_llama_cpps_ids():
     known = 0
     for path in in_llama_cpp():

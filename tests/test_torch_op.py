@@ -97,7 +97,7 @@ def check_operator(task: Task, **x: Tensor) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name == "output")) for name, one in REQUESTS.items()],
+    [pytest.param(one, id=name, marks=[pytest.mark.gate] * (name != "some")) for name, one in REQUESTS.items()],
 )
 def test_the_operator_passes_opcheck(asked: Task):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
