@@ -26,7 +26,7 @@ from clearhead.models.weights import Stored, packings, unpacks
 _NUMBERS = {  # GGUF's number types
     kind: struct.Struct(f"<{code}") for kind, code in enumerate("BbHhIif?--Qqd") if code != "-"
 }
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY, _LENGTH = 8, 9, _NUMBERS[10]  # a string's length is read without a look-up: there are 100,000
 _FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"  # of rotary positions
 _PLAIN = {0: ("F32", "<f4"), 1: ("F16", "<f2"), 28: ("F64", "<f8"), 30: ("BF16", "<u2")}
 
@@ -45,7 +45,9 @@ def _number(data: mmap.mmap, kind: int) -> Any:
 
 
 def _text(data: mmap.mmap) -> str:
-    return data.read(_number(data, 10)).decode("utf-8", "backslashreplace")  # a name or licence may be in any encoding
+    return data.read(_LENGTH.unpack(data.read(8))[0]).decode(
+        "utf-8", "backslashreplace"
+    )  # a name or licence may be in any encoding
 
 
 def _value(data: mmap.mmap, kind: int) -> Any:
