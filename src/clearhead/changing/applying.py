@@ -76,19 +76,14 @@ def edited(call: OneCall, acting: Sequence[Edit], place: Place) -> OneCall:
         if edit.heads is not None and max(edit.heads) >= call.q.shape[1]:
             what = f"there is no head {max(edit.heads)} in layer {place.layer}, which has {call.q.shape[1]}."
             raise SelectionError(f"{edit}: {what}")
-        if edit.seen is not None and any(_overlap(edit, other) for other in acting):
+        others = [one.heads for one in acting if one is not edit and one.kind != "off"]
+        if edit.seen is not None and any(not edit.heads or not x or set(edit.heads) & set(x) for x in others):
             raise RuleError(f"{edit}: another edit acts on the weights that it replaces.", "give them different heads.")
         try:
             call = _APPLY[edit.kind](call, edit, place)
         except ClearheadError as error:
             raise type(error)(f"{edit}: {error.what}", error.hint) from error
     return call
-
-
-def _overlap(one: Edit, other: Edit) -> bool:
-    """Do two edits act on the weights of the same head?"""
-    shared = one.heads is None or other.heads is None or not set(one.heads).isdisjoint(other.heads)
-    return other is not one and other.kind != "off" and shared
 
 
 def check_layers(edits: Sequence[Edit], layers: Collection[Collection[str]], model: str, hint: str) -> None:
@@ -243,7 +238,10 @@ def _mean(output: Any, place: Place) -> Any:
     """The mean over the queries that are not padding, (batch, heads, 1, d_v)."""
     real = np.ones((1, output.shape[-2]), bool) if place.real is None else place.real
     mask = beside(real[:, None, :, None], output)
-    total, count = namespace(output).where(mask, _wide(output), 0.0).sum(-2, keepdims=True), mask.sum(-2, keepdims=True)
+    wide = astype(
+        output, "float64" if dtype_name(output) == "float64" else "float32"
+    )  # half precision would round sums
+    total, count = namespace(output).where(mask, wide, 0.0).sum(-2, keepdims=True), mask.sum(-2, keepdims=True)
     return total / count.clip(1)
 
 
@@ -252,11 +250,6 @@ def _chosen(inside: Any, outside: Any, edit: Edit) -> Any:
     mask = np.zeros((outside.shape[1], *(1,) * (outside.ndim - 2)), bool)
     mask[slice(None) if edit.heads is None else list(edit.heads)] = True
     return namespace(outside).where(beside(mask, outside), numbers_like(inside, outside), outside)
-
-
-def _wide(x: Any) -> Any:
-    """Convert to float32 or better: half precision would round sums and factors."""
-    return astype(x, "float64" if dtype_name(x) == "float64" else "float32")
 
 
 _APPLY: dict[str, Callable[[Any, Edit, Place], Any]] = {"cut": _cut, "boost": _added, "off": _off, "like": _like}
