@@ -198,7 +198,7 @@ class Asked(NamedTuple):
     def hidden(self, lists: Sequence[Sequence[int]]) -> list[float]:
         """The number y with each list of parts hidden."""
         tokens = [[token for part in each for token in self.parts[part].tokens] for each in lists]
-        return [one.value for one in rerun.hidden(self.model, self.again.based, tokens)]
+        return [one.value for one in self.again.hidden(tokens)]
 
 
 class Score(NamedTuple):
@@ -219,9 +219,9 @@ def asked(model: Model, made: Item) -> Asked | None:
     run = model.run(ids)
     answer = int(np.argmax(run.logits[-1]))
     based = rerun.based_on(Target(ids, (answer,), None, odds=True), run)
-    again = Again(model, [based], based.value, "first", 0, (0, 0))
+    again = Again(model, [based], based.value, "first", 0, (0, 0), {})
     sources = [token for source in made.sources for token in cut[source].tokens]
-    (without,) = rerun.hidden(model, again.based, [sources])
+    (without,) = again.hidden([sources])
     said = model.tokenizer.text(answer)
     if not said.strip() or not made.answer.startswith(said) or without.likeliest == answer:
         return None

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining.answers import Target
+from clearhead.models import decoder, mlp
 from clearhead.models.decoder import Decoder
 from clearhead.models.folder import config_of
 from clearhead.models.mlp import ACTIVATIONS
@@ -76,6 +77,26 @@ def derivatives(model, target):
     """Of each layer, the first one first, the derivatives of the target's number."""
     back = model.differentiated(target.ids, [Variant()], target.rows, lambda rows: target.value(rows)[1])
     return [part for _, _, part in back][::-1]
+
+
+@pytest.mark.parametrize(("room", "mlps"), [(0, 5), (4, 4), (8, 3), (16, 2)])
+def test_kept_layers_change_no_bit(monkeypatch, room, mlps):
+    """With room for nothing, for attention, for the MLP of one layer and of both: the rest is computed again."""
+    rng, calls, inner = fresh(), [], mlp._inner
+    model = drawn(rng, layers=2, d_mlp=96, heads=2, d_model=24)
+    variants, rows = [Variant(rng.standard_normal(9) - 2) for _ in range(2)], range(6, 9)
+    ids, by = rng.integers(model.config.vocabulary, size=9).tolist(), rng.standard_normal((3, model.config.vocabulary))
+
+    def derived():
+        back = model.differentiated(ids, variants, rows, lambda _: by)
+        return [x for *_, part in back for x in (part.g, part.by_gates, part.residual)]
+
+    whole = derived()
+    monkeypatch.setattr(mlp, "_inner", lambda *given: calls.append(given) or inner(*given))
+    monkeypatch.setattr(decoder, "LONG", room * len(variants) * 9 * model.config.d_model)
+    for one, other in zip(whole, derived(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(calls) == mlps
 
 
 def with_added(model, name, x):

@@ -94,10 +94,10 @@ def made_again(monkeypatch, y):
     monkeypatch.setattr(
         rerun,
         "hidden",
-        lambda model, based, lists, *_, **__: [rerun.Rerun(model.y(set(each)), *rest) for each in lists],
+        lambda model, based, lists: [rerun.Rerun(model.y(set(each)), *rest) for each, _ in lists],
     )
-    based = SimpleNamespace(target=SimpleNamespace(odds=False))
-    return part_runs.Again(Made(y), [based], y(set()), "first", 1, (1, 0))
+    based = SimpleNamespace(target=SimpleNamespace(odds=False, ids=range(99)))
+    return part_runs.Again(Made(y), [based], y(set()), "first", 1, (1, 0), {})
 
 
 def test_pairs_are_parts_that_stand_in_for_each_other(monkeypatch):
@@ -134,6 +134,16 @@ def test_a_text_of_twelve_lines_takes_few_short_passes(monkeypatch):
     assert len(found.parts) == 12
     assert len(passes) <= 15
     assert sum(passes) <= 26 * len(found.tokens)
+
+
+def test_a_short_text_hides_at_once_and_nothing_twice(monkeypatch):
+    asked, hidden = [], rerun.hidden
+    monkeypatch.setattr(rerun, "hidden", lambda model, based, some: asked.append(some) or hidden(model, based, some))
+    found = ch.explain("humpty dumpty sat on a wall and had a great")
+    found.trust(4)  # other halves than those of the effects
+    runs = [run for some in asked for run in some]
+    assert len(runs) == len(set(runs)) > len(asked[0]) > len(found.parts) + len(part_runs.LOWS)
+    assert sum(map(bool, asked)) <= 3  # then pairs, and the halves of `trust`
 
 
 def printed(seen, language):

@@ -51,7 +51,7 @@ class Target(NamedTuple):
         others = np.array(logits)
         others[rows, picked] = -np.inf
         high = others.max(axis=-1)
-        rest = np.exp(others - high[:, None]).sum(axis=-1)
+        rest = np.exp(np.subtract(others, high[:, None], out=others), out=others).sum(axis=-1)
         return np.asarray(logits, np.float64)[rows, picked] - high - np.log(rest)
 
     def number(self, logits: Array, odds: Array) -> float:

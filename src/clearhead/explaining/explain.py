@@ -110,7 +110,7 @@ def _begun(
     based = [rerun.based_on(*both, each, pair) for both in zip(asked.targets, runs, strict=True)]
     sinks, sizes = rerun.resting(runs[0], row), (model.config.layers, model.config.heads)
     rest: Rest = "first" if 2 * sinks >= sizes[0] * sizes[1] else "renormalise"
-    again = Again(model, based, sum(one.value for one in based), rest, listed, pair)
+    again = Again(model, based, sum(one.value for one in based), rest, listed, pair, {})
     base, texts = np.asarray(runs[0].logits[row]), ["".join(map(model.tokenizer.text, x)) for x in (asked.answer, ids)]
     one, two = choices(model, base, pair)
     return {

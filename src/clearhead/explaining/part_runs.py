@@ -53,6 +53,14 @@ class Again(NamedTuple):
     rest: Rest
     listed: int  # heads and edges to list
     pair: tuple[int, int]  # the answer's first token and the other one
+    ran: dict[tuple[tuple[int, ...], float], Rerun]  # what `hidden` ran
+
+    def hidden(self, parts: Sequence[Sequence[int]], also: Sequence[tuple[Sequence[int], float]] = ()) -> list[Rerun]:
+        """Run with each part's tokens hidden, then `also` with tokens' weights times a factor; a run is made once."""
+        asked = [(tuple(sorted(part)), factor) for part, factor in (*((part, 0.0) for part in parts), *also)]
+        new = [one for one in dict.fromkeys(asked) if one not in self.ran]
+        self.ran.update(zip(new, rerun.hidden(self.model, self.based, new), strict=True))
+        return [self.ran[one] for one in asked]
 
     def changed(self, one: Rerun) -> dict[str, Any]:
         """Return how a run without some of the text differs from the base run."""
@@ -124,12 +132,12 @@ def begin(
     tried = lows[:-1] if len(again.based[0].target.ids) * len(lows) <= _SHORT else ()
     nothing = [([0, *gated], 0.0)] * first + [(gated, 0.0)] * bool(lows or not first)
     runs = [*nothing, *((gated, low) for low in tried)]
-    found = [one.value for one in rerun.hidden(again.model, again.based, *map(list, zip(*runs, strict=True)))]
+    found = [one.value for one in again.hidden([], runs)]
     values = dict(zip(tried, found[len(nothing) :], strict=True))
 
     def near(low: float) -> bool:
         if low not in values:
-            values[low] = rerun.hidden(again.model, again.based, [gated], [low])[0].value
+            values[low] = again.hidden([], [(gated, low)])[0].value
         empty = found[len(nothing) - 1]
         return bool(abs(values[low] - empty) <= _NEAR * np.ptp([again.value, empty, *values.values()]))
 
@@ -151,13 +159,15 @@ class Hidden(NamedTuple):
 
 def hidden(again: Again, parts: Sequence[PartEffect], text: str) -> Hidden:
     """Hide each of at most 48 parts; of more, all sentences or lines, then the parts of the strongest three."""
-    runs: dict[tuple[int, ...], Rerun] = {}
-    most = _PARTS
+    runs, most = dict[tuple[int, ...], Rerun](), _PARTS
+    if len(again.based[0].target.ids) ** 2 <= _SHORT:  # `begin` and `weighed` too: each batch reads all weights
+        gated = [token for part in parts for token in part.tokens if token]
+        whole = [([0, *gated], 0.0), *((gated, low) for low in (0.0, *LOWS[:-1]))]
+        halves(again, parts, HALVES, (1, HALVES), [*((part.tokens, 0.0) for part in parts), *whole])
 
     def strongest(groups: list[list[int]]) -> list[list[int]]:
-        new = [tuple(group) for group in groups if tuple(group) not in runs]
-        lists = [[token for place in group for token in parts[place].tokens] for group in new]
-        runs.update(zip(new, rerun.hidden(again.model, again.based, lists), strict=True))
+        lists = [[token for place in group for token in parts[place].tokens] for group in groups]
+        runs.update(zip(map(tuple, groups), again.hidden(lists), strict=True))
         return sorted(groups, key=lambda group: -abs(runs[tuple(group)].value - again.value))[:_REFINED]
 
     chosen = [[place] for place in range(len(parts))]
@@ -220,14 +230,12 @@ def weighed(again: Again, ran: Hidden, total: float, *, integrated: bool) -> tup
     return parts, groups
 
 
-def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any) -> tuple[Array, Array]:
+def halves(again: Again, parts: Sequence[PartEffect], count: int, seed: Any, also: Any = ()) -> tuple[Array, Array]:
     """Run random halves: return which parts are visible, each with probability ½, (count, parts), and y."""
     kept = np.random.default_rng(seed).random((count, len(parts))) < 0.5
-    off = [tuple(token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens) for row in kept]
-    new = list(dict.fromkeys(keys for keys in off if keys))  # with few parts, halves repeat
-    runs = rerun.hidden(again.model, again.based, new)
-    values = {keys: one.value for keys, one in zip(new, runs, strict=True)} | {(): again.value}
-    return kept, np.array([values[keys] for keys in off])
+    off = [[token for place in np.flatnonzero(~row).tolist() for token in parts[place].tokens] for row in kept]
+    runs = iter(again.hidden([keys for keys in off if keys], also))
+    return kept, np.array([next(runs).value if keys else again.value for keys in off])
 
 
 def corrected(effects: Array, kept: Array, values: Array, total: float | None = None) -> Array:
@@ -282,14 +290,14 @@ def pairs(again: Again, parts: Sequence[PartEffect], total: float) -> list[PairE
     tried = [pair for pair in some if abs(pair[0].effect + pair[1].effect) > max(alone(pair), least / 2)]
     alike = [pair for pair in combinations(ran, 2) if pair[0].text.casefold() == pair[1].text.casefold()]
     tried = list(dict.fromkeys([*tried, *alike[:_TRIED]]))
-    runs = rerun.hidden(again.model, again.based, [(*a.tokens, *b.tokens) for a, b in tried])
+    runs = again.hidden([(*a.tokens, *b.tokens) for a, b in tried])
     made = [PairEffect(*pair, **again.changed(one)) for pair, one in zip(tried, runs, strict=True)]
     chosen = [each for pair, each in zip(tried, made, strict=True) if abs(each.hidden) > max(2 * alone(pair), least)]
     return sorted(chosen, key=lambda pair: -abs(pair.hidden))
 
 
 _LEAST = 1e-3  # the least divisor: a weight, or 1 minus a weight
-_TOGETHER = 1024  # the most tokens of points that run at once
+_TOGETHER = 512  # the most tokens of points that run at once
 
 
 def integral(

@@ -141,7 +141,7 @@ def forward_pass(model: LanguageModel, tokens: list[Token], each: Each) -> Forwa
 
 def based_on(target: Target, run: ForwardPass, each: Each = iter, tokens: Sequence[int] = ()) -> Based:
     """Pair a target with its base run; later runs keep the logits of `tokens` and of the likeliest tokens."""
-    logits = np.stack([np.asarray(run.logits[row]) for row in target.rows])
+    logits = np.asarray(run.logits[target.rows.start : target.rows.stop])
     odds, kept = target.odds_of_each(logits), (*tokens, *likely(logits[0]).tolist())
     return Based(target, run, target.number(logits, odds), odds, cache(partial(row_weights, run)), each, kept)
 
@@ -151,26 +151,17 @@ def likely(logits: Array) -> Array:
     return np.argsort(-logits, axis=-1, kind="stable")[..., :5]
 
 
-def hidden(
-    model: LanguageModel,
-    based: Sequence[Based],
-    parts: Sequence[Sequence[int]],
-    factors: Sequence[float] | None = None,
-) -> list[Rerun]:
-    """Run the model with the keys of each list hidden from later tokens, or their weights times a factor.
+def hidden(model: LanguageModel, based: Sequence[Based], parts: Sequence[tuple[Sequence[int], float]]) -> list[Rerun]:
+    """Run the model with the weights on each list's keys times a factor in later rows; 0 hides them.
 
     Most heads rest on the first token, and without it no text makes sense to the model. So it is not hidden but
     replaced by the model's neutral token.
     """
-    pairs = list(zip(parts, factors or [0.0] * len(parts), strict=True))
-    beginning = any(0 in keys and not factor for keys, factor in pairs)
-    neutral = {0: model.tokenizer.neutral} if beginning else {}
-
     variants: list[list[Variant]] = [[] for _ in based]
-    for (keys, factor), (one, made) in product(pairs, zip(based, variants, strict=True)):
+    for (keys, factor), (one, made) in product(parts, zip(based, variants, strict=True)):
         gates = np.zeros(len(one.target.ids))
         gates[[key for key in keys if key or factor]] = np.log(factor) if factor else -np.inf
-        replaced = neutral if 0 in keys and not factor else {}
+        replaced = {0: model.tokenizer.neutral} if 0 in keys and not factor else {}
         made.append(Variant(gates if gates.any() else None, min(keys, default=0), ids=replaced))
     return _summed(model, based, variants)
 

@@ -142,7 +142,7 @@ def _less_text(
     part = next((one for one in cut if token in one.tokens), None)
     if part is None:
         raise SelectionError("the last token, which answers, and a chat's template are never hidden.")
-    (one,) = rerun.hidden(again.model, again.based, [part.tokens])
+    (one,) = again.hidden([part.tokens])
     inside = [one.effect for one in found.parts if set(one.tokens) <= set(part.tokens)]
     return part.text, part.tokens, one, -sum(inside) if inside else None
 

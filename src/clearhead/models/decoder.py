@@ -15,7 +15,7 @@ from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
 from clearhead.models.families import Angles, Config, norm_back, normed, turned
-from clearhead.models.mlp import mlp, mlp_back, one, one_back
+from clearhead.models.mlp import Inner, mlp, mlp_back, one, one_back
 from clearhead.models.protocol import Each, LayerRun
 from clearhead.models.weights import Weights
 from clearhead.ops.attention import attention
@@ -117,20 +117,20 @@ class Decoder:
         """Apply W^O to the heads' outputs, (…, heads, tokens, d_k), which gives (…, tokens, d_model)."""
         return self.weights.linear(join(heads), f"blk.{number}.attn_output")
 
-    def after(self, number: int, hidden: Array, output: Array, given: Array) -> Array:
+    def after(self, number: int, hidden: Array, output: Array, given: Array, inner: Inner | None = None) -> Array:
         """Return the residual stream after a layer; given are that before it, attention's output and its `inputs`."""
-        made = self.added(number, hidden, output)
+        made = self.added(number, hidden, output, inner)
         if self.config.d_input:
             more = one(self.weights, self.config, number, ".input", made, given)
             made = made + self.normed(f"blk.{number}.post_norm", more)
         scale = self.scale(number)
         return made if scale == 1 else made * scale
 
-    def added(self, number: int, hidden: Array, output: Array) -> Array:
+    def added(self, number: int, hidden: Array, output: Array, inner: Inner | None = None) -> Array:
         """Add attention and the MLP to the residual stream; what Gemma 4 adds besides is in `after`."""
         scale = self.config.added_scale
         middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
-        output = in_blocks(partial(self.mlp, number), hidden if self.config.parallel else middle)
+        output = in_blocks(partial(self.mlp, number, inner=inner), hidden if self.config.parallel else middle)
         return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
 
     def scale(self, number: int) -> float:
@@ -155,17 +155,17 @@ class Decoder:
         tokens = self.weights.rows("per_layer_token_embd.weight", ids).reshape(shape) * self.config.d_input**0.5
         return (self.normed("per_layer_proj_norm", made) + tokens) * 0.5**0.5
 
-    def mlp(self, number: int, source: Array) -> Array:
+    def mlp(self, number: int, source: Array, inner: Inner | None = None) -> Array:
         """Apply a layer's norm and MLP to the residual stream, (…, tokens, d_model); a norm of the output follows."""
-        return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source))
+        return mlp(self.weights, self.config, number, self.normed(f"blk.{number}.ffn_norm", source), inner)
 
-    def mlp_back(self, number: int, source: Array, upstream: Array) -> Array:
+    def mlp_back(self, number: int, inner: Inner, source: Array, upstream: Array) -> Array:
         """Return the derivative by the stream that the MLP reads, (tokens, d_model), through the MLP alone."""
         norm, behind = f"blk.{number}.ffn_norm", f"blk.{number}.post_ffw_norm"
         by_output = self.config.added_scale * upstream
         if f"{behind}.weight" in self.weights:  # else the output is not needed
             by_output = self.normed(behind, self.mlp(number, source), by_output)
-        by_x = mlp_back(self.weights, self.config, number, self.normed(norm, source), by_output)
+        by_x = mlp_back(self.weights, self.config, number, self.normed(norm, source), by_output, inner)
         return self.normed(norm, source, by_x)
 
     def end_back(
@@ -258,17 +258,17 @@ class Decoder:
 
 
 def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
-    """Differentiate the logits: return the derivative by `hidden`, the stream after the last layer, (rows, d_model).
+    """Differentiate the logits: return the derivative by `hidden`, the stream after the last layer, (…, rows, d_model).
 
-    upstream   (rows, vocabulary), the derivative by these rows' logits
+    upstream   (…, rows, vocabulary), the derivative by these rows' logits
     """
     config, by_raw = decoder.config, np.asarray(upstream, hidden.dtype)
     if config.logit_softcap is not None:
         capped = decoder.logits(hidden) / config.logit_softcap
         by_raw = by_raw * (1 - capped * capped)
-    some = np.flatnonzero(by_raw.any(axis=0))
-    if len(some) < by_raw.shape[1] // 8:
-        direction = by_raw[:, some] @ decoder.weights.rows(decoder.unembedding, some)
+    some = np.flatnonzero(by_raw.reshape(-1, by_raw.shape[-1]).any(axis=0))
+    if len(some) < by_raw.shape[-1] // 8:
+        direction = by_raw[..., some] @ decoder.weights.rows(decoder.unembedding, some)
     else:
         direction = decoder.weights.product(by_raw, decoder.unembedding, back=True)
     return decoder.normed("output_norm", hidden, direction * config.logit_scale)

@@ -8,6 +8,7 @@ outputs, each times its share: softmax(r), or, if `shares_sum`, the softmax of t
 
 from collections.abc import Callable
 from math import erf, pi, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from clearhead.core.axes import Array, blocks
 from clearhead.models.families import CACHED, Config
 from clearhead.models.weights import Weights
 
+Inner = list[tuple[Array | None, Array]]  # of a dense MLP what `_inner` returned for each block of rows
 _QUICK = 1.702  # x·σ(1.702·x) is close to GELU
 _TANH = sqrt(2 / pi), 0.044715  # of GELU's approximation
 
@@ -81,10 +83,10 @@ def chosen(weights: Weights, config: Config, number: int, x: Array) -> tuple[Arr
     return experts, np.take_along_axis(every, experts, axis=-1), every
 
 
-def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
-    """Apply a layer's MLP to its normed input, both (…, tokens, d_model); a norm of the output may follow."""
+def mlp(weights: Weights, config: Config, number: int, x: Array, inner: Inner | None = None) -> Array:
+    """Apply a layer's MLP to its normed input, (…, tokens, d_model); a norm may follow. Adds to `inner`, if given."""
     if not config.experts:
-        return one(weights, config, number, "", x)
+        return one(weights, config, number, "", x, inner=inner)
     rows = x.reshape(-1, x.shape[-1])
     experts, shares, _ = chosen(weights, config, number, rows)
     made = np.zeros_like(rows)
@@ -94,10 +96,10 @@ def mlp(weights: Weights, config: Config, number: int, x: Array) -> Array:
     return made.reshape(x.shape)
 
 
-def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array) -> Array:
-    """Return the derivative by the MLP's normed input, from the derivative by its output."""
+def mlp_back(weights: Weights, config: Config, number: int, x: Array, upstream: Array, inner: Inner) -> Array:
+    """Return the derivative by the MLP's normed input, from that by its output; takes the first of `inner`, if any."""
     if not config.experts:
-        return one_back(weights, config, number, "", x, upstream)[0]
+        return one_back(weights, config, number, "", x, upstream, inner.pop(0) if inner else None)[0]
     rows, upstream = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
     experts, shares, every = chosen(weights, config, number, rows)
     by_x, by_shares = np.zeros_like(rows), np.empty_like(shares)
@@ -126,10 +128,14 @@ def _limited(config: Config, gate: Array, up: Array) -> tuple[Array, Array]:
     return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit) + 1)
 
 
-def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up: Array | None = None) -> Array:
+def one(
+    weights: Weights, config: Config, number: int, expert: str, x: Array, up: Any = None, inner: Inner | None = None
+) -> Array:
     """Compute a dense MLP, or one expert, such as `.3`; `up` is what the gate multiplies, if no weights make it."""
     act, _ = ACTIVATIONS[config.activation]
     gate, up = _inner(weights, config, number, expert, x, up)
+    if inner is not None:
+        inner.append((gate, up.copy()))
     for block in blocks(up.shape[-2], CACHED):
         tokens = (..., block, slice(None))
         with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
@@ -142,11 +148,11 @@ def one(weights: Weights, config: Config, number: int, expert: str, x: Array, up
 
 
 def one_back(
-    weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array, given: Array | None = None
+    weights: Weights, config: Config, number: int, expert: str, x: Array, upstream: Array, given: Any = None
 ) -> tuple[Array, Array]:
     """Return the derivative by an MLP's input; and that by `given`, or of an expert, by token, output·upstream."""
     w, name, (value_of, slope_of) = weights, f"blk.{number}.ffn_", ACTIVATIONS[config.activation]
-    gate, up = _inner(weights, config, number, expert, x, given)
+    gate, up = given if isinstance(given, tuple) else _inner(weights, config, number, expert, x, given)
     by_inner = w.product(upstream, f"{name}down{expert}.weight", back=True)
     with np.errstate(over="ignore"):
         gates, gated = (up, up) if gate is None else _limited(config, gate, up)
@@ -163,6 +169,6 @@ def one_back(
         by_gate *= gates == gate
         by_up *= gated == up + 1
     by_x = w.product(by_gate, f"{name}gate{expert}.weight", back=True)
-    if given is not None:
+    if isinstance(given, np.ndarray):
         return by_x, by_up
     return w.product(by_up, f"{name}up{expert}.weight", back=True) + by_x, along

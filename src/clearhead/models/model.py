@@ -139,6 +139,7 @@ class Model:
     ) -> Iterator[tuple[int, int, Attended]]:
         """Run variants of a text, then differentiate a function of the logits of `rows`; yields the last layer first.
 
+        variants   all have gates, or none has
         slope   maps one variant's logits of these rows, (rows, vocabulary), to the function's derivative by them
         run     a run of the text, if it is the only variant: it is not repeated, and results are of the tokens from
                 rows.start on, whose derivatives do not pass through earlier tokens
@@ -150,8 +151,10 @@ class Model:
             hidden_of(decoder, ids, variants, rows, kept, each) if run is None else [x[None] for x in run.stream(first)]
         )
         past = [] if run is None else [(k[:, :first], v[:, :first]) for k, v in run.past]
-        by_last = [of_logits(decoder, last, slope(decoder.logits(last))) for last in hidden[-1]]
-        yield from through(decoder, ids[first:], hidden, variants, np.stack(by_last), past, each, kept)
+        step = max(1, _LOGITS // (len(rows) * self.config.vocabulary))
+        some = (hidden[-1][start : start + step] for start in range(0, len(variants), step))
+        by_last = [of_logits(decoder, last, np.stack([*map(slope, decoder.logits(last))])) for last in some]
+        yield from through(decoder, ids[first:], hidden, variants, np.concatenate(by_last), past, each, kept)
 
     def again(self, run: ForwardPass, variants: Sequence[Variant], rows: range, each: Each = iter) -> Iterator[Array]:
         """Run variants of a run, and yield each one's logits in some rows, (rows, vocabulary); `each` takes layers."""

@@ -23,16 +23,17 @@ from clearhead.core.axes import Array
 from clearhead.core.call import describe_whole
 from clearhead.core.namespace import namespace, numbers_like
 from clearhead.core.rules import Rules
-from clearhead.core.state import State, merged, share
+from clearhead.core.state import State, merged, share, taken
 from clearhead.derivatives import backward
 from clearhead.errors import RuleError
 from clearhead.models.decoder import Decoder, Turns, in_blocks, is_long, join, split, stream
 from clearhead.models.families import Angles
+from clearhead.models.mlp import Inner
 from clearhead.models.protocol import Attended, Each, ForwardPass, Variant
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 
-Kept = dict[int, tuple[list[Attended], dict[str, Array]]]  # by layer the attention in all variants, and projections
+Kept = dict[int, tuple[Attended, dict[str, Array], Array, Inner]]  # by layer attention, projections, W^O's product, MLP
 Read = dict[int, tuple[Array, Array]]  # keys and values that later layers read, by the layer that computed them
 _KNOWN = {
     "alibi_slopes", "causal", "kv_segments", "query_offset", "query_segments", "scale", "sinks", "softcap", "window",
@@ -60,7 +61,7 @@ class _Rows(NamedTuple):
 
 
 def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None = None) -> Attended:
-    """Compute causal attention and its rows' states, with gates if given; on arrays or tensors.
+    """Compute causal attention and its rows' states, with gates (…, tokens) if given; on arrays or tensors.
 
     q (…, heads, rows, d_k) are the last tokens of k and v. Raises RuleError for gates on attention that is not causal,
     or that has other rules than those in `_KNOWN`.
@@ -72,7 +73,8 @@ def attended(q: Any, k: Any, v: Any, rules: dict[str, Any], gates: Array | None 
     if not rules.get("causal") or other:
         why = f"this attention has {other[0]}" if other else "this attention is not causal"
         raise RuleError(f"explain hides parts of the text from all later tokens, but {why}.")
-    earlier = rules | {"bias": numbers_like(gates, q)[None, None], "query_offset": (rules.get("query_offset") or 0) - 1}
+    bias = numbers_like(gates, q)[..., None, None, :]
+    earlier = rules | {"bias": bias, "query_offset": (rules.get("query_offset") or 0) - 1}
     sinks = earlier.pop("sinks", None)
     if rules.get("window") is not None:
         earlier["window"] = rules["window"][0] - 1, None
@@ -120,18 +122,20 @@ def hidden_of(
     """Return each variant's residual stream before each layer and after the last, (variants, tokens, d_model) each.
 
     After the last layer it has only the rows from rows.start on.
-    kept   receives what `_attention` returns for each layer, unless it would take as much as a long text's run
+    kept   receives what each layer computed, unless it would take as much as a long text's run, and MLPs while they fit
     """
     inputs, shared, layers = decoder.inputs(ids), Read(), decoder.config.layers
     turns, first = decoder.turns(np.arange(len(ids))), np.stack([decoder.embedded(ids)] * len(variants))
 
     def step(number: int, hidden: Array) -> Array:
-        seen, _ = made = _attention(decoder, number, hidden, variants, turns, shared)
+        seen, projected = _attention(decoder, number, hidden, variants, turns, shared)
+        some, inner = slice(rows.start if number + 1 == layers else 0, None), Inner()
+        output = decoder.mixed(number, seen.output[:, :, some])
         if not is_long(2 * first.size * layers):
-            kept[number] = made
-        some = slice(rows.start if number + 1 == layers else 0, None)
-        output = decoder.mixed(number, np.stack([part.output[:, some] for part in seen]))
-        return decoder.after(number, hidden[:, some], output, inputs[some, number])
+            kept[number] = seen, projected, output, inner
+        numbers = 2 * first[..., 0].size * (number + 1) * decoder.config.sizes[number].d_mlp  # of MLPs up to this one
+        fits = number in kept and not is_long(numbers)
+        return decoder.after(number, hidden[:, some], output, inputs[some, number], inner if fits else None)
 
     return stream(step, first, layers, each)
 
@@ -144,8 +148,8 @@ def _attention(
     turns: Turns,
     shared: Read,
     past: Any = (),
-) -> tuple[list[Attended], dict[str, Array]]:
-    """Compute a layer's attention in each variant, and its projections by part, as `Decoder.before` does.
+) -> tuple[Attended, dict[str, Array]]:
+    """Compute a layer's attention in all variants, and its projections by part, as `Decoder.before` does.
 
     hidden   (variants, tokens, d_model), the residual stream before the layer
     shared   as in `Decoder.before`; this layer's keys and values are added if others read them
@@ -159,9 +163,8 @@ def _attention(
             np.stack([np.concatenate([old, one], axis=1) for one in new])
             for old, new in zip(past[number], (k, v), strict=True)
         )
-    rules = _rules(decoder, number, q.shape[-2], k.shape[-2])
-    seen = [attended(a, b, c, rules, one.gates) for a, b, c, one in zip(q, k, v, variants, strict=True)]
-    return seen, projected
+    gates = None if variants[0].gates is None else np.stack([cast("Array", one.gates) for one in variants])
+    return attended(q, k, v, _rules(decoder, number, q.shape[-2], k.shape[-2]), gates), projected
 
 
 def again(
@@ -278,25 +281,22 @@ def _layer(
     if least:
         q, hidden = q[:, places >= least], hidden[places >= least]
     heads, counts = np.empty(q.shape, q.dtype), np.array([np.count_nonzero(one.own >= least) for one in seen])
-    ends, batches = np.cumsum(counts), dict[int, list[int]]()  # variants with as many keys and few rows share a call
+    ends, gates = np.cumsum(counts), list[Array]()
+    batches = dict[tuple[int, bool, int], list[int]]()  # variants with as many keys and few rows share a call
     for place, (one, count) in enumerate(zip(seen, counts.tolist(), strict=True)):
-        gates = None if one.variant.gates is None else one.variant.gates[one.places]
-        gated = gates is not None and bool(gates.any())  # if not, all hidden tokens were left out
-        if count and not gated and count <= _FEW:
-            batches.setdefault(len(one.keys), []).append(place)
-        elif count:
-            rows = slice(ends[place] - count, ends[place])
-            new, rules = q[:, rows], _rules(decoder, number, count, len(one.keys))
-            both = k[:, one.keys], v[:, one.keys]
-            heads[:, rows] = attended(new, *both, rules, gates).output if gated else attention(new, *both, **rules)
-    for size, members in batches.items():
+        gates.append(np.zeros(1) if one.variant.gates is None else one.variant.gates[one.places])
+        if count:  # without gates, all hidden tokens were left out
+            key = len(one.keys), bool(gates[-1].any()), place if count > _FEW else -1
+            batches.setdefault(key, []).append(place)
+    for (size, gated, _), members in batches.items():
         step = max(1, _ROOM // (len(k) * k.shape[-1] * size))  # variants whose keys fit into the room
         for some in (members[first : first + step] for first in range(0, len(members), step)):
             most, keys = counts[some].max(), np.stack([seen[place].keys for place in some])
             batch = ends[some, None] + np.arange(-most, 0)  # fewer rows: others' rows come before them
             own = np.arange(most) >= most - counts[some, None]
-            parts = [x[:, which].swapaxes(0, 1) for x, which in ((q, np.maximum(batch, 0)), (k, keys), (v, keys))]
-            made = attention(*parts, **_rules(decoder, number, most, size))
+            a, b, c = (x[:, which].swapaxes(0, 1) for x, which in ((q, np.maximum(batch, 0)), (k, keys), (v, keys)))
+            rules, logs = _rules(decoder, number, most, size), [gates[place] for place in some if gated]
+            made = attended(a, b, c, rules, np.stack(logs)).output if gated else attention(a, b, c, **rules)
             heads[:, batch[own]] = made.swapaxes(0, 1)[:, own]
     for end, size, one in zip(ends, counts, seen, strict=True):
         for (layer, head), added in one.variant.added.items():
@@ -338,20 +338,20 @@ def through(
         if number not in kept:
             if source != number and source not in shared:
                 shared[source] = decoder.before(source, hidden[source], turns[source], shared)[2:4]
-            kept[number] = _attention(decoder, number, before, variants, turns, shared, past)
-        seen, projected = kept.pop(number)
-        output = decoder.mixed(number, np.stack([part.output[:, rows] for part in seen]))
+            seen, projected = _attention(decoder, number, before, variants, turns, shared, past)
+            kept[number] = seen, projected, decoder.mixed(number, seen.output[:, :, rows]), []
+        seen, projected, output, inner = kept.pop(number)
         middle = before[:, rows] + scale * decoder.normed(f"{name}post_attention_norm", output)
         ended = decoder.end_back(number, before[:, rows], output, inputs[rows, number], upstream)
         upstream, by_inputs[:, rows, number] = ended
-        by_mlp = in_blocks(partial(decoder.mlp_back, number), before[:, rows] if parallel else middle, upstream)
+        by_mlp = in_blocks(partial(decoder.mlp_back, number, inner), before[:, rows] if parallel else middle, upstream)
         by_middle, upstream = upstream if parallel else upstream + by_mlp, upstream + by_mlp
         by_output = decoder.normed(f"{name}post_attention_norm", output, scale * by_middle)
         by_heads = decoder.weights.product(by_output, f"{name}attn_output.weight", back=True)
-        g = np.zeros((len(seen), *seen[0].q.shape), before.dtype)
+        g = np.zeros(seen.q.shape, before.dtype)
         g[:, :, rows] = split(by_heads, sizes[number].d_k)
-        results = [through_attention(part, by) for part, by in zip(seen, g, strict=True)]
-        by = {part: np.stack([one[part][:, -before.shape[-2] :] for one, _ in results]) for part in "qkv"}
+        all_by, by_gates = through_attention(seen, g)
+        by = {part: x[:, :, -before.shape[-2] :] for part, x in all_by.items()}
         for part in "kv":  # summed over all layers that read them
             by[part] = by[part] + by_shared.pop((source, part), 0.0)
             if source != number:
@@ -365,12 +365,15 @@ def through(
         by_before = decoder.normed(f"{name}attn_norm", before, by_x)
         by_before[:, rows] += upstream
         upstream = by_before + decoder.inputs(ids, by_inputs) if decoder.config.d_input and not number else by_before
-        for place, whole in enumerate(seen):
-            yield number, place, whole._replace(g=g[place], by_gates=results[place][1], residual=upstream[place])
+        whole = seen._replace(g=g, by_gates=by_gates, residual=upstream)
+        for place in range(len(variants)):
+            arrays = {name: x[place] for name, x in whole._asdict().items() if isinstance(x, np.ndarray) and x.size}
+            rules = {name: x[place] if name == "bias" else x for name, x in whole.rules.items()}
+            yield number, place, whole._replace(**arrays, rules=rules, state=taken(whole.state, place))
 
 
 def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array]:
-    """Return the derivatives by q, k and v, and by the gates' ln α, (heads, tokens), from `g`, that by the output.
+    """Return the derivatives by q, k and v, and by the gates' ln α, (…, heads, tokens), from `g`, that by the output.
 
     An edge's logit has the derivative a_ij·(g_i·v_j − g_i·o_i) in whichever part of its row it is. So each part is
     differentiated with the output and state of the whole row, like blocks of keys in FlashAttention (Dao et al. 2022,
@@ -378,21 +381,20 @@ def through_attention(part: Attended, g: Array) -> tuple[dict[str, Array], Array
     """
     inputs = describe_whole(part.q, part.k, part.v, cast("Rules", part.rules))
     engine = engines.get(engines.choose(inputs.problem, what="gradients").engine)
-    answers = {"output": part.output[None], **{name: x[None] for name, x in part.state._asdict().items()}}
-    heads, tokens = len(part.q), part.k.shape[1]
-    bias = None if part.gates is None else (1, heads, 1, tokens)
-    upstream: dict[str, Any] = {"output": np.ascontiguousarray(g, part.q.dtype)[None]}
-    gradients = backward.gradients(engine, inputs, answers, upstream, bias=bias)
-    by = {name: gradients[name][0] for name in "qkv"}
+    shape, tokens, rows = (inputs.problem.batch, *part.q.shape[-3:-1]), part.k.shape[-2], part.q.shape[-2]
+    answers = {name: x.reshape(shape) for name, x in part.state._asdict().items()}
+    answers["output"], upstream = (np.ascontiguousarray(x, part.q.dtype).reshape(*shape, -1) for x in (part.output, g))
+    bias = None if part.gates is None else (*shape[:2], 1, tokens)
+    gradients = backward.gradients(engine, inputs, answers, {"output": upstream}, bias=bias)
+    by = {name: gradients[name].reshape(getattr(part, name).shape) for name in "qkv"}
     if part.gates is None:
-        return by, np.zeros((heads, tokens))
-    rows, group = part.q.shape[1], heads // len(part.k)
+        return by, np.zeros((*part.q.shape[:-2], tokens))
     keys, values = _of_queries(part.k, part.q), _of_queries(part.v, part.q)
     to_self, slope = _self_logits(part.q, part.k, part.rules)
     weight = np.exp((to_self - part.state.largest) - part.state.log_sum)
-    by_logit = weight * np.einsum("hnd,hnd->hn", g, values - part.output) * slope
+    by_logit = weight * np.einsum("...d,...d->...", g, values - part.output) * slope
     by["q"] = by["q"] + by_logit[..., None] * keys
     for name, more in (("k", by_logit[..., None] * part.q), ("v", weight[..., None] * g)):
         by[name] = by[name].copy()
-        by[name][:, -rows:] += more.reshape(len(part.k), group, *more.shape[1:]).sum(axis=1)
-    return by, gradients["bias"][0, :, 0].astype(np.float64)
+        by[name][..., -rows:, :] += more.reshape(*part.k.shape[:-2], -1, *more.shape[-2:]).sum(axis=-3)
+    return by, gradients["bias"].reshape(*part.q.shape[:-2], tokens).astype(np.float64)
