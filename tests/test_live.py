@@ -242,7 +242,7 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
 
 
 def test_the_page_with_its_model_stays_small(model):
-    assert len(encoded(ch.explain("humpty dumpty sat on")._document("en"))) <= 5_500_000
+    assert len(encoded(ch.explain("humpty dumpty sat on")._document("en"))) <= 5_200_000
 
 
 SLIDE = """async () => {

@@ -17,7 +17,7 @@ from clearhead.view.answers import tile
 from long_pages import TOKENS, H, document_of, end_of, long_page, matrix, two_layers
 from problems import in_the_gate
 from seeds import fresh
-from test_page import HOSTILE
+from test_page import HOSTILE, header_of
 from test_page_values import CHECK, in_node
 
 RNG = np.random.default_rng(8)
@@ -218,7 +218,7 @@ def test_a_watched_model_is_saved_as_a_page(tmp_path):
         model(torch.arange(12)[None])
     seen.save(tmp_path / "page.html", language="zh")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', text)[1])
+    header = header_of(text)
     assert header["language"] == "zh"
     assert header["runs"][0]["tokens"] == [str(token) for token in range(12)]
 
@@ -230,7 +230,7 @@ def test_a_notebook_shows_a_page_of_fewer_heads(monkeypatch):
     assert len(part.to_html()) > 400_000
     assert "<iframe" in shown
     assert len(shown) < 500_000
-    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', html.unescape(shown))[1])
+    header = header_of(html.unescape(shown))
     assert header["runs"][0]["layers"][0]["exact"] == [0]
 
 

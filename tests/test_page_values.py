@@ -15,7 +15,7 @@ from clearhead.digits import percent
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.view import container, long, page
 from seeds import fresh
-from test_page import scripts
+from test_page import header_of
 from test_rooms import results, settled, vector
 
 CHECK = Path(__file__).parents[1] / "page/check"
@@ -96,7 +96,7 @@ def problem(rng, n, m, dtype=np.float32, lead=(2,)):
 
 def layer_of(place):
     """The first layer of a page's first run, and its arrays' entries."""
-    header = json.loads(scripts(Path(place).read_text(encoding="utf-8"))["clearhead"])
+    header = header_of(Path(place).read_text(encoding="utf-8"))
     layer = header["runs"][0]["layers"][0]
     return layer, {name: header["arrays"][where] for name, where in layer["arrays"].items()}
 

@@ -1,6 +1,5 @@
 """The page of `explain --why --html` in a real browser: signed shading, edges and heads that open their place below."""
 
-import json
 import re
 
 import numpy as np
@@ -16,7 +15,7 @@ from clearhead.explaining.why_words import conclusion, ratio, so_likely
 from clearhead.view.container import Document
 from seeds import fresh
 from terminal import call
-from test_page import HOSTILE, scripts
+from test_page import HOSTILE, header_of
 from test_why import random_model, random_text, shipped
 
 TEXT = "mary had a little"
@@ -97,7 +96,7 @@ def test_the_command_writes_the_page_or_the_report(tmp_path):
     printed = call("explain", "--file", text, *arguments, "-")
     assert printed.stdout == path.read_text(encoding="utf-8")
     chinese = call("explain", "--file", text, *arguments, "-", "--lang", "zh")
-    assert json.loads(scripts(chinese.stdout)["clearhead"])["language"] == "zh"
+    assert header_of(chinese.stdout)["language"] == "zh"
     refused = call("explain", TEXT, *arguments, tmp_path / "why.txt")
     assert refused.returncode == 2
     assert "the name of a page must end in .html" in refused.stderr

@@ -14,7 +14,7 @@ globalThis.requestAnimationFrame = (then) => setTimeout(then);
 const [, , path, what, wanted = "[]"] = process.argv;
 const parts = readFileSync(path, "utf8").matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g);
 const texts = new Map([...parts].map(([, id, text]) => [id, text]));
-const page = openPage((id) => texts.get(id));
+const page = await openPage((id) => texts.get(id));
 const plain = (x) => (Number.isFinite(x) ? x : String(x));
 const grid = (rows, cols, value) => listOf(rows, (i) => listOf(cols, (j) => plain(value(i, j))));
 

@@ -1,7 +1,7 @@
 // The first room: what was asked, the text, and what the model says comes next after the chosen token.
 
 import { wordsOf } from "./causes.js";
-import { byId, h } from "./dom.js";
+import { byId, h, renew, write } from "./dom.js";
 import { bare, percent, spelled } from "./numbers.js";
 import { showWay } from "./way.js";
 
@@ -13,7 +13,7 @@ export function answerRoom(page, shell, live, bar) {
   const { header } = page;
   const { title, layers, words, runs } = header;
   const first = runs[0]?.tokens && runs[0].layers[0];
-  const [text, next, list] = [h("div.text-of"), h("div.next-of"), h("ol.next", { id: "next" })];
+  const [text, next, above, list] = [h("div.text-of"), h("div.next-of"), h("h2"), nextList(t)];
   const [heading, asked, so, note] = [h("h1", { id: "opening-title" }), h("div"), h("p.so"), h("p.note")];
   const language = shell.language();
   const illustration = header.facts?.illustration ? ` — ${words[language].illustration}` : null;
@@ -64,39 +64,19 @@ export function answerRoom(page, shell, live, bar) {
       shown = now;
       if (facts.live && !header.why) {
         const [likeliest, share] = facts.next[0];
-        for (const each of [asked, so]) each.replaceChildren(); // they are of the run before
-        heading.textContent = t("title live", { token: bare(likeliest), share: percent(share) });
-        document.title = heading.textContent;
+        for (const each of [asked, so]) write(each, ""); // they are of the run before
+        write(heading, t("title live", { token: bare(likeliest), share: percent(share) }));
+        const title = facts.text + likeliest;
+        if (document.title !== title) document.title = title; // each time it is set, the browser draws it
       }
       const ways = facts.way?.position === token ? facts.way.choices : [];
-      const rows = choices.map((choice, index) => {
-        const same = (/** @type {any} */ each) => each?.text === choice[0];
-        const way = same(ways[index]) ? ways[index] : ways.find(same);
-        return rowOf(
-          choice,
-          way?.id,
-          t,
-          live && atEnd && !header.why?.turns.length ? () => live.type(live.state.text + choice[0]) : null,
-        );
-      });
-      move(list, rows);
-      next.replaceChildren(h("h2", atEnd ? t("next") : t("next after", { token: bare(name, 20) })), list);
+      list.fill(choices, ways, live && atEnd && !header.why?.turns.length ? live : null);
+      write(above, atEnd ? t("next") : t("next after", { token: bare(name, 20) }));
+      if (!next.firstChild) next.append(above, list.element);
     },
   };
   room.fill();
   return room;
-}
-
-/** Puts rows into a list; each bar begins where the one before it was. @param {HTMLElement} list @param {HTMLElement[]} rows */
-function move(list, rows) {
-  const barsOf = () => /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".share"));
-  const old = [...barsOf()].map(({ style }) => style.width);
-  list.replaceChildren(...rows);
-  barsOf().forEach(({ style }, place) => {
-    const to = style.width;
-    style.width = old[place] ?? to;
-    requestAnimationFrame(() => (style.width = to));
-  });
 }
 
 /** Which token of the answer is explained, or rather than which other one. @param {any} causes @param {Record<string, string>} words @param {Shell} shell @param {Live | null} live */
@@ -117,15 +97,49 @@ function choices(causes, words, shell, live) {
   return h("p.choices", buttons.length ? [words.choose, " ", buttons] : null, elsewhere);
 }
 
-/** @param {Choice} choice @param {number | undefined} way      of whose token @param {Say} t @param {(() => void) | null} append      puts it after the text */
-function rowOf([token, share, id, logit, usual], way, t, append) {
+/** The list of next tokens: a row stays where its choice changes, so that its bar moves. @param {Say} t */
+function nextList(t) {
+  /** @type {ReturnType<typeof rowOf>[]} */
+  let rows = [];
+  const element = h("ol.next", { id: "next" });
+  /** @param {Choice[]} choices @param {any[]} ways @param {Live | null} live      puts one after the text */
+  function fill(choices, ways, live) {
+    rows = choices.map((choice, index) => {
+      const same = (/** @type {any} */ each) => each?.text === choice[0];
+      const way = (same(ways[index]) ? ways[index] : ways.find(same))?.id;
+      const last = rows[index];
+      const row = last && last.way === way && last.live === live ? last : rowOf(t, way, live);
+      row.fill(choice);
+      return row;
+    });
+    renew(
+      element,
+      rows.map((row) => row.element),
+    );
+  }
+  return { element, fill };
+}
+
+/** @param {Say} t @param {number | undefined} way      of whose token @param {Live | null} live */
+function rowOf(t, way, live) {
+  let token = "";
   const width = (/** @type {number} */ x) => `${Math.max(0.5, x * 100)}%`;
-  const bar = h("span.share", { style: { width: width(share) } });
-  const mark = usual === undefined ? null : h("span.was", { style: { left: width(usual) }, title: percent(usual) });
-  const text = h("bdi", spelled(token));
+  const [text, bar, mark, figures] = [h("bdi"), h("span.share"), h("span.was"), h("span.figures")];
   const name = way === undefined ? text : h("button", { onclick: () => showWay(way), title: t("way to") }, text);
-  const adds = t("try append");
-  const more = append && h("button.more", { onclick: append, title: adds, "aria-label": adds }, "+");
-  const figures = h("span.figures", percent(share));
-  return h("li", { "data-id": id, "data-logit": logit }, name, h("span.track", bar, mark), figures, more);
+  const append = { onclick: () => live?.type(live.state.text + token), title: t("try append") };
+  const more = live && h("button.more", { ...append, "aria-label": append.title }, "+");
+  const element = h("li", name, h("span.track", bar, mark), figures, more);
+  return {
+    ...{ element, way, live },
+    fill(/** @type {Choice} */ [said, share, id, logit, usual]) {
+      token = said;
+      write(text, spelled(token));
+      bar.style.width = width(share);
+      mark.hidden = usual === undefined;
+      mark.style.left = width(usual ?? 0);
+      mark.title = percent(usual ?? 0);
+      write(figures, percent(share));
+      if (id !== undefined) Object.assign(element.dataset, { id, logit });
+    },
+  };
 }

@@ -86,12 +86,12 @@ export const write = (element, text) => void (element.textContent === text || (e
 
 /** Puts children in place of others; of those that are the same again the old ones stay, which costs the browser nothing. @param {Element} element @param {Element[]} made */
 export function renew(element, made) {
-  const old = [...element.children];
   made.forEach((each, index) => {
-    if (!old[index]) element.append(each);
-    else if (!old[index].isEqualNode(each)) old[index].replaceWith(each);
+    const old = element.children[index];
+    if (!old) element.append(each);
+    else if (!old.isEqualNode(each)) old.replaceWith(each);
   });
-  for (const each of old.slice(made.length)) each.remove();
+  while (element.children[made.length]) element.lastElementChild?.remove();
 }
 
 /** Scrolls a box until an element is in its view, and nothing else. @param {Element | null} box @param {Element | null} element */

@@ -2,7 +2,7 @@
 // queries to what its layer adds. Sizes and numbers are the page's own; every part is a door to its numbers.
 
 import { css, signed } from "./colour.js";
-import { h, walking } from "./dom.js";
+import { h, renew, walking, write } from "./dom.js";
 import { listOf, percent, short, spelled, withSign } from "./numbers.js";
 import { openStep } from "./section.js";
 
@@ -28,7 +28,7 @@ function partsOf(header, place, shell, way) {
   const { t } = shell;
   const { facts, tokens, why, layers, arrays } = header;
   const { layer: at, head: now } = place.chosen;
-  const wide = arrays[layers[at].arrays.x]?.shape.at(-1);
+  const [wide] = layers.flatMap((/** @type {any} */ each) => arrays[each.arrays.x]?.shape.slice(-1) ?? []);
   const given = facts.way?.choices[0].adds;
   /** A part of the model: its name, its sizes and what it adds. @param {number | null} layer @param {...string} kinds */
   const partOf = (layer, ...kinds) => {
@@ -126,6 +126,8 @@ export function overviewRoom({ header }, place, tour) {
   const onkeydown = walking((from, down, right) => doors()[doors().indexOf(from) + down + right]);
   const named = { role: "group", "aria-labelledby": "overview", onkeydown };
   const host = h("div.picture", named, model, inside, head);
+  /** @type {Map<string, {key: string, element: HTMLElement}>} */
+  const known = new Map();
   /** @type {Shell} */
   let shell;
   const draw = () => {
@@ -135,24 +137,31 @@ export function overviewRoom({ header }, place, tour) {
     const most = Math.max(...parts.flatMap(({ adds = [] }) => adds.map(Math.abs))) || 1;
     const tint = signed("contributions", Math.max(0, ...(why?.grid ?? []).flat().map(Math.abs)) || 1, true);
     const focused = document.activeElement?.closest("[data-part]")?.getAttribute("data-part");
-    title.textContent = t(parts.length ? "overview" : "overview head");
-    how.textContent = t(way ? "overview how" : "overview plain", { token: spelled(way?.choices[0].text ?? "") });
+    write(title, t(parts.length ? "overview" : "overview head"));
+    write(how, t(way ? "overview how" : "overview plain", { token: spelled(way?.choices[0].text ?? "") }));
     const { number = place.chosen.layer } = layers[place.chosen.layer];
-    inside.textContent = t("overview inside", { layer: number, head: place.chosen.head });
-    const [made, steps] = [parts, stepsOf(header, place, t)].map((list) => list.map((part) => drawn(part, most, tint)));
-    model.replaceChildren(...made);
-    head.replaceChildren(...steps);
+    write(inside, t("overview inside", { layer: number, head: place.chosen.head }));
+    /** One that is the same again stays. @param {Part} part */
+    const once = (part) => {
+      const key = JSON.stringify([part, most, tint.high]);
+      if (known.get(part.id)?.key !== key) known.set(part.id, { key, element: drawn(part, most, tint) });
+      return /** @type {HTMLElement} */ (known.get(part.id)?.element);
+    };
+    const made = parts.map(once);
     const columns = made.filter((each) => each.className === "column");
-    if (columns.length)
-      made[1].after(h("li.columns", { style: { "flex-basis": `${26 * columns.length}px` } }, h("ol", columns)));
+    const style = { "flex-basis": `${26 * columns.length}px` };
+    if (columns.length) made.splice(2, columns.length, h("li.columns", { style }, h("ol", columns)));
+    renew(model, made);
+    renew(head, stepsOf(header, place, t).map(once));
     const again = doors().find((door) => door.parentElement?.dataset.part === focused);
-    (again ?? doors()[0])?.setAttribute("tabindex", "0");
+    (again ?? doors().find(({ tabIndex }) => !tabIndex) ?? doors()[0])?.setAttribute("tabindex", "0");
     again?.focus({ preventScroll: true });
   };
   return {
     element: h("section.overview", { "aria-labelledby": "overview" }, h("div.headed", title, how, tour), host),
     draw(/** @type {Shell} */ now) {
       shell = now;
+      known.clear(); // the theme may be another
       place.follow("overview", draw);
       draw();
     },

@@ -55,11 +55,11 @@ export function openStory(page, place) {
 
   return function draw(shell, host) {
     const { arrays, layers } = page.header;
-    const size = Object.values(arrays).reduce((sum, { packed = 0 }) => sum + packed, 0);
+    const size = Object.values(arrays).reduce((sum, { packed }) => sum + packed, 0);
     const wanted = size < SOON ? layers : [layers[state.layer]];
     /** @type {string[]} */
     const names = wanted.flatMap((/** @type {any} */ each) => Object.values(each.arrays));
-    const missing = names.filter((name) => arrays[name].packed !== undefined && !page.known(name));
+    const missing = names.filter((name) => !page.array(name));
     if (missing.length) return void Promise.all(missing.map((name) => load(page, name))).then(() => draw(shell, host));
     const first = !drawn;
     Object.assign(state, { version: page.version, query: Math.min(state.query, layers[state.layer].queries - 1) });

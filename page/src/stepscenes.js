@@ -145,7 +145,8 @@ export function layerOutputScenes(s) {
     const added = bias ? (/** @type {number} */ _, /** @type {number} */ c) => bias.data[c] : undefined;
     return [productScene(s, H, [{ b, r: U(wide, s.layerOutput), axes: ["query", "feature"], bias: added }])];
   }
-  if (!run) return [singleScene(s, { ...H, symbol: "U" }, "query")];
+  if (!run && s.step("output").formula === "U = H") return [singleScene(s, { ...H, symbol: "U" }, "query")];
+  if (!run) return [singleScene(s, H, "query", s.t("no projections"))];
   const [wide, start] = [run.shape[2], s.state.batch * n];
   const output = U(wide, (i, c) => run.data[(start + i) * wide + c]);
   return [singleScene(s, H, "query"), singleScene(s, output, "query", s.t("no projections"))];

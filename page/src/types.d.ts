@@ -20,10 +20,10 @@ interface Layer {
 }
 interface Header {
   runs: { name: string; tokens: string[] | null; pads: number[]; layers: Layer[]; [field: string]: any }[];
-  arrays: Record<string, { at: number; shape: number[]; dtype: string; packed?: number }>;
+  arrays: Record<string, { at: number; shape: number[]; dtype: string; packed: number }>;
   [field: string]: any;
 }
-type Page = ReturnType<typeof import("./container.js").openPage>;
+type Page = Awaited<ReturnType<typeof import("./container.js").openPage>>;
 
 type Rules = ReturnType<typeof import("./attention.js").rulesOf>;
 

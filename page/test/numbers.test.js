@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { numbers } from "../src/container.js";
+import { fromHalves } from "../src/container.js";
 import { fmt, safe, short, within } from "../src/numbers.js";
 
 const random = Math.random;
@@ -37,6 +37,6 @@ test("digits that may be wrong are left out, or the bound is printed and the tru
 });
 
 test("halves become the numbers they are", () => {
-  const half = numbers(new Uint8Array(Uint16Array.of(0x3c00, 0xc000, 0x0001, 0xfc00, 0x7e00).buffer), "float16");
+  const half = fromHalves(Uint16Array.of(0x3c00, 0xc000, 0x0001, 0xfc00, 0x7e00));
   assert.deepEqual([...half], [1, -2, 2 ** -24, -Infinity, NaN]);
 });

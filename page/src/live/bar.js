@@ -1,6 +1,6 @@
 // The box to type in, and what is changed of the attention; each has a key.
 
-import { h, select, slider } from "../dom.js";
+import { h, select, slider, write } from "../dom.js";
 import { bare, fmt } from "../numbers.js";
 import { isUnchanged } from "../address.js";
 import { unchanged } from "../model/attention.js";
@@ -12,7 +12,7 @@ export function button(key, sign, act, said) {
   const words = h("span", said);
   key(sign, act);
   const element = h("button", { onclick: act, "aria-keyshortcuts": sign }, words, " ", h("kbd", sign));
-  return { element, say: (/** @type {string} */ text) => void (words.textContent = text) };
+  return { element, say: (/** @type {string} */ text) => write(words, text) };
 }
 
 /** @param {Page} page @param {Place} place @param {Live} live @param {Shell} shell */
@@ -33,7 +33,7 @@ export function liveBar({ header }, place, live, shell) {
     if (state.writing) setTimeout(() => state.writing && goOn(true), PAUSE);
   };
   const next = button(key, "g", () => goOn(false), t("try next"));
-  const write = button(key, "w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
+  const writing = button(key, "w", () => (state.writing ? (state.writing = false) : goOn(true)), t("try write"));
   const [strike, cut, off] = Object.entries({ x: live.strike, c: () => live.cut(), h: live.turn }).map(([sign, act]) =>
     button(key, sign, act),
   );
@@ -49,14 +49,14 @@ export function liveBar({ header }, place, live, shell) {
     if (box.value !== text) box.value = text;
     controls.update();
     back.element.disabled = isUnchanged(change);
-    write.element.setAttribute("aria-pressed", String(state.writing));
+    writing.element.setAttribute("aria-pressed", String(state.writing));
     strike.say(t("try hide", { token: name(query) }));
     cut.say(t("try cut", { layer, head, query: name(query), key: name(Math.max(other, 0)) }));
     off.say(t("try off", { layer, head }));
     const replaced =
       change.hidden.includes(0) &&
       t("try replaced", { token: name(0), other: header.live.vocabulary[header.live.neutral] });
-    said.textContent = [isUnchanged(change) ? "" : t("try changed"), replaced].filter(Boolean).join(" ");
+    write(said, [isUnchanged(change) ? "" : t("try changed"), replaced].filter(Boolean).join(" "));
     said.hidden = !said.textContent;
     element.setAttribute("aria-busy", String(!live.isReady()));
     element.setAttribute("data-at", location.hash); // what these numbers belong to
@@ -66,7 +66,7 @@ export function liveBar({ header }, place, live, shell) {
   const changes = h("div.try-line", strike.element, cut.element, off.element, controls.elements, back.element);
   const folded = h("details.display", h("summary", t("try changes")), h("p.note", t("try how")), changes);
   const named = { role: "group", "aria-label": t("try title"), "aria-busy": "true" };
-  const element = h("div.try", named, h("div.try-line", box, next.element, write.element, folded), said);
+  const element = h("div.try", named, h("div.try-line", box, next.element, writing.element, folded), said);
   return element;
 }
 
@@ -107,7 +107,7 @@ function changeControls({ t, key }, now, change) {
       const { temperature, ...what } = now();
       [scale.value, over.value, causal.checked] = [what.scale, what.over, what.causal];
       warmth.value = String(Math.log2(temperature));
-      warm.textContent = fmt(temperature, 3);
+      write(warm, fmt(temperature, 3));
     },
   };
 }

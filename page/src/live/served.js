@@ -52,13 +52,13 @@ export function openServed({ header }, openRooms) {
   function answer(asked) {
     question = asked;
     if (!asked.against) state.said = "";
-    run(asked, ({ said, stage, page, number, chat }) => {
+    run(asked, async ({ said, stage, page, number, chat }) => {
       state.said = said ?? state.said;
       state.note = stage ? `serve ${stage}` : state.note;
       if (!page) return update();
       history.replaceState(null, "", location.pathname); // the place on the map was another answer's
       Object.assign(state, { chat, text: chat ? "" : asked.text });
-      const made = openPage((id) => page[id] ?? "");
+      const made = await openPage((id) => page[id] ?? "");
       Object.assign(header.words, made.header.words);
       draw = openRooms(made, (_, place) =>
         without(made, place, asked, (one, line) => run({ number, ...one }, line), answer),

@@ -39,27 +39,27 @@ export function visible(change, layer, head, n) {
  */
 export function attend(change, seen, [q, k, v], size, end, outputs, first, width) {
   const [n, times, { over }] = [q.length / size, factor(change, size) / change.temperature, change];
-  const logits = Float64Array.from(seen, (sees, at) => {
-    if (!sees) return -Infinity;
-    const [from, to] = [Math.floor(at / n) * size, (at % n) * size];
-    let score = 0;
-    for (let c = 0; c < size; c++) score += q[from + c] * k[to + c];
-    return score * times;
-  });
+  const logits = new Float64Array(n * n).fill(-Infinity);
+  for (let i = 0, at = 0; i < n; i++)
+    for (let j = 0; j < n; j++, at++) {
+      if (!seen[at]) continue;
+      let score = 0;
+      for (let c = 0, from = i * size, to = j * size; c < size; c++) score += q[from + c] * k[to + c];
+      logits[at] = score * times;
+    }
   const sumOf = (/** @type {number} */ count, /** @type {number} */ start, /** @type {number} */ step) =>
     logsumexp(count, (at) => logits[start + at * step], -Infinity);
   const whole = over === "all" ? sumOf(n * n, 0, 1) : 0;
   const sums = Float64Array.from({ length: n }, (_, i) =>
     over === "all" ? whole : over === "rows" ? sumOf(n, i * n, 1) : sumOf(n, i, n),
   );
-  const weights = Float32Array.from(logits, (logit, at) =>
-    logit === -Infinity ? 0 : Math.exp(logit - sums[over === "columns" ? at % n : Math.floor(at / n)]),
-  );
-  for (let i = 0; i < end; i++)
-    for (let j = 0; j < n; j++) {
-      const weight = weights[i * n + j];
-      const to = i * width + first;
-      if (weight) for (let c = 0; c < size; c++) outputs[to + c] += weight * v[j * size + c];
+  const weights = new Float32Array(n * n);
+  for (let i = 0, at = 0; i < n; i++)
+    for (let j = 0; j < n; j++, at++) {
+      if (!seen[at]) continue;
+      const weight = (weights[at] = Math.exp(logits[at] - sums[over === "columns" ? j : i]));
+      const [from, to] = [j * size, i * width + first];
+      if (i < end) for (let c = 0; c < size; c++) outputs[to + c] += weight * v[from + c];
     }
   return { weights, sums };
 }

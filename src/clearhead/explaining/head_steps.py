@@ -35,6 +35,7 @@ from clearhead.view.page import Framing
 from clearhead.words import LANGUAGES, Language, say
 
 _KEYS, _TEXT = 8, 100  # shown: keys, and columns of the text
+_WEIGHTS = 10**5  # characters: of larger ones a page has no projection matrices, so that a short text's stays small
 _LOOKS, _LOOK = 4, 0.005  # shown for each head: keys of the row that answers, and the least weight
 
 
@@ -203,7 +204,10 @@ def tables(seen: Any, language: Language) -> list[Table]:
 
 
 def document(seen: HeadSteps, language: Language = "en", named: Sequence[int] = ()) -> Document:
-    """Make the page's document: every head of every layer, and the chosen layer's projection matrices.
+    """Make the page's document: every head of every layer.
+
+    X, U and the projection matrices are those of the chosen layer, if the matrices are small; of every layer, if the
+    page holds the model.
 
     named  the layers to keep next after the chosen one, if the page has no room for all layers' weights and steps
     """
@@ -211,17 +215,23 @@ def document(seen: HeadSteps, language: Language = "en", named: Sequence[int] = 
     facts: dict[str, Any] = {"model": model_line(seen.model), "illustration": seen.model.name == SHIPPED}
     facts |= {"text": seen.text, "generated": seen.generated} | _run_facts(seen)
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
-    weights = {name: narrowed(array) for name, array in seen.model.projections(seen.layer).items()}
-    if sum(characters(x.size, x.itemsize)[0] for x in weights.values()) > ROOM / 2:
-        weights = {}
+    weights, live = _projections(seen.model, seen.layer), seen.model is load()
     room = ROOM - sum(characters(x.size, x.itemsize)[0] for x in weights.values())
+    if not live and room < ROOM - _WEIGHTS:
+        weights, room = {}, ROOM
     some = _kept(seen.runs, [*map(numbers.index, (seen.layer, *named)), *range(len(numbers))], room)
     kept = some and [numbers[place] for place in some]
     facts["kept"] = kept and both("why kept", layers=", ".join(map(str, sorted(kept))))
     told = {"tokens": parts_of(seen.tokens, seen.text).names, "chosen": chosen, "facts": facts}
-    layers = [_page_layer(seen, number, run, weights) for number, run in zip(numbers, seen.runs, strict=True)]
+    shown = {number: _projections(seen.model, number) for number in numbers} if live else {seen.layer: weights}
+    layers = [_page_layer(seen, number, run, shown.get(number)) for number, run in zip(numbers, seen.runs, strict=True)]
     made = story(layers, seen.text, language, told, kept=kept)
-    return _with_model(made, seen.model) if seen.model is load() else made
+    return _with_model(made, seen.model) if isinstance(seen.model, Model) and live else made
+
+
+def _projections(model: LanguageModel, layer: int) -> dict[str, Array]:
+    """Return one layer's projection matrices and biases, as the page stores them."""
+    return {name: narrowed(array) for name, array in model.projections(layer).items()}
 
 
 def _with_model(page: Document, model: Model) -> Document:
@@ -263,22 +273,25 @@ def _kept(runs: Sequence[LayerRun], order: Iterable[int], room: float) -> list[i
     chosen = list(dict.fromkeys(order))
     parts = []
     for number in chosen:
-        run, streams = runs[number], 2 * runs[number].x.size  # x, output; the first layer's only, if not all fit
-        numbers = run.q.size + run.k.size + run.v.size
-        as_it_is = characters(numbers + streams, run.q.itemsize)[0]
-        parts.append((as_it_is, characters(numbers + streams * (number == chosen[0]), run.q.itemsize)[1]))
+        run = runs[number]
+        streams = 2 * run.x.size * (number == chosen[0])  # x, output
+        parts.append(characters(run.q.size + run.k.size + run.v.size + streams, run.q.itemsize))
     count, narrow = fitting(parts, room, pixels_of(sum(len(run.q) for run in runs)))
     return chosen[: max(1, count)] if narrow else None
 
 
-def _page_layer(seen: HeadSteps, number: int, run: LayerRun, weights: Mapping[str, Array]) -> PageLayer:
-    chosen = number == seen.layer
+def _page_layer(seen: HeadSteps, number: int, run: LayerRun, weights: Mapping[str, Array] | None) -> PageLayer:
+    """Describe a layer for the page.
+
+    weights   its projections; None: the page has neither these nor X and U
+    """
     described = describe(run.q, run.k, run.v, cast("Rules", run.rules))
     logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
     assert described.v is not None
-    arrays = {"x": run.x[None], "q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
-    arrays |= {"output": run.output[None], **(weights if chosen else {})}
-    return PageLayer(described.problem, seen.steps if chosen else steps_of(run), arrays, number)
+    arrays = {"q": described.q, "k": described.k, "v": described.v, "logsumexp": logsumexp[None]}
+    if weights is not None:
+        arrays |= {"x": run.x[None], "output": run.output[None], **weights}
+    return PageLayer(described.problem, seen.steps if number == seen.layer else steps_of(run), arrays, number)
 
 
 def sizes_of(model: LanguageModel) -> tuple[str, dict[str, Any]]:

@@ -75,8 +75,8 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     document = why_page.document(found, served.language)
     header = {name: entry for name, entry in document.header.items() if name != "live"}  # the server runs the model
     arrays = {name: array for name, array in document.arrays.items() if not name.startswith("live.")}
-    texts = {name: content for name, _, content in parts(replace(document, header=header, arrays=arrays))}
-    tell({"page": texts, "number": served.number, "chat": chat})
+    texts = parts(replace(document, header=header, arrays=arrays))
+    tell({"page": dict(texts), "number": served.number, "chat": chat})
 
 
 def _here(served: Served) -> list[dict[str, Any]]:

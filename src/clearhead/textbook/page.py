@@ -59,7 +59,7 @@ def story(
         "words": {each: _words(each, layers, convention) for each in LANGUAGES},
         "layers": described,
     }
-    return Document(header, arrays, packed=True)
+    return Document(header, arrays)
 
 
 def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
@@ -67,7 +67,8 @@ def _slim(layer: PageLayer, kept: Collection[int] | None) -> PageLayer:
     if kept is None or layer.number not in kept:
         return layer if kept is None else replace(layer, arrays={})
     names = set(layer.arrays if "w_q" in layer.arrays else "qkv") - {"logsumexp"}
-    return replace(layer, arrays={name: x.astype(NARROW) for name, x in layer.arrays.items() if name in names})
+    arrays = {name: x for name, x in layer.arrays.items() if name in names}
+    return replace(layer, arrays={name: x.astype(NARROW) if x.itemsize > 2 else x for name, x in arrays.items()})
 
 
 def _runs(layers: Sequence[PageLayer], tokens: Sequence[str] | None, text: Sequence[str] | None) -> list[ShownRun]:

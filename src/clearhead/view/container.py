@@ -12,7 +12,6 @@ import numpy as np
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 
-FORMAT = 2
 BLOCK = 12 * 2**20  # bytes of a block: 15 MiB as text, far below the longest string of any browser
 DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none special in HTML
 _ALIGN = 8
@@ -25,47 +24,45 @@ class Document:
 
     header: Mapping[str, Any]
     arrays: Mapping[str, Array]
-    packed: bool = False  # arrays are compressed; the page decompresses those that it needs
 
 
-def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, str]]:
-    """Yield the page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
+def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str]]:
+    """Yield the page's data as (id, text): the header, then the arrays' bytes in blocks of `block` bytes.
 
-    Arrays are concatenated, each aligned to eight bytes; equal ones are stored once, and one may span several blocks.
-    Deterministic: the same document gives the same text. Raises TypeError for an array of a dtype that a page cannot
-    hold.
+    All is compressed; the page decompresses the arrays that it needs. Arrays are concatenated, each aligned to eight
+    bytes; equal ones are stored once, and one may span several blocks. Deterministic: the same document gives the same
+    text. Raises TypeError for an array of a dtype that a page cannot hold.
     """
     table: dict[str, dict[str, Any]] = {}
     starts: dict[bytes, int] = {}
     chunks, end = [], 0
     for name, array in ((name, stored(x)) for name, x in document.arrays.items()):
-        data = compressed(array) if document.packed else array.tobytes()
+        data = compressed(array)
         start = starts.setdefault(sha256(data).digest(), end)
-        table[name] = {"at": start, "shape": list(array.shape), "dtype": array.dtype.name}
-        if document.packed:
-            table[name]["packed"] = len(data)
+        table[name] = {"at": start, "shape": list(array.shape), "dtype": array.dtype.name, "packed": len(data)}
         if start == end:
             chunks.append(data + bytes(-len(data) % _ALIGN))
             end += len(chunks[-1])
     data = b"".join(chunks)
-    header = {**document.header, "format": FORMAT, "block": block, "arrays": table}
+    header = {**document.header, "block": block, "arrays": table}
     text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for mark in "<>&":  # so that `</script>` and `<!--` cannot occur in it
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    yield "clearhead", "application/json", text
+    yield "clearhead", base85(compressed(np.frombuffer(text.encode(), np.uint8)))
     for number, start in enumerate(range(0, len(data), block)):
-        yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
+        yield f"clearhead-{number}", base85(data[start : start + block])
 
 
 def base85(data: bytes) -> str:
-    """Encode every four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64."""
+    """Encode every four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64.
+
+    Of one to three last bytes each becomes a digit, and there is one more.
+    """
     words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
     digits = np.frombuffer(DIGITS.encode("ascii"), np.uint8)
     text = np.empty((len(words), 5), np.uint8)
     for place in range(5):
         words, rest = np.divmod(words, np.uint32(85))
         text[:, place] = digits[rest]
-    return text.tobytes().decode("ascii")
+    return text.tobytes()[: -(-5 * len(data) // 4)].decode("ascii")
 
 
 def compressed(array: Array) -> bytes:

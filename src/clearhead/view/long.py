@@ -101,7 +101,7 @@ def document(
     exact, narrow = ([list(range(len(layer.heads))) for layer in layers], False) if served else _exact(layers, room)
     entries, arrays = _described(layers, exact, each, narrow=narrow, served=served)
     header = {"title": title, "language": language, "served": served, "runs": _runs(runs, entries)}
-    return Document({**OPENING, **header, **(runs[0].header if len(runs) == 1 else {})}, arrays, packed=True)
+    return Document({**OPENING, **header, **(runs[0].header if len(runs) == 1 else {})}, arrays)
 
 
 def described(

@@ -30,7 +30,7 @@ def html(document: Document) -> str:
     program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
     title = "".join(c if c.isprintable() else " " for c in str(document.header.get("title", "clearhead")))[:200]
-    data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
+    data = "\n".join(f'<script type="text/plain" id="{name}">{text}</script>' for name, text in parts(document))
     return f"""<!doctype html>
 <html lang="{"zh-Hans" if language == "zh" else "en"}">
 <head>
