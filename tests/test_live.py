@@ -193,7 +193,7 @@ def test_gestures_keys_and_the_way_back(running, model, explained):
         address = page.evaluate("location.hash")
         for part in ("scale=d_k", "causal=false", "over=columns", "temperature=1.18", "off=", "cuts="):
             assert part in address
-        assert "replaced by <|endoftext|>: without" in page.locator(".try .ribbon").text_content()
+        assert "replaced by <|endoftext|>, because" in page.locator(".try .ribbon").text_content()
         assert axe(page, "'.try'") == []
         page.keyboard.press("r")
         until(page, "document.querySelector('.try .ribbon').hidden")

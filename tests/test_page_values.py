@@ -148,7 +148,7 @@ def test_v_is_checked_before_a_file_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
+def test_a_watched_runs_page_has_its_values_and_effects(tmp_path):
     torch = pytest.importorskip("torch")
     from watched import build
 
@@ -157,11 +157,12 @@ def test_a_watched_runs_page_has_the_values_and_derivatives_kept(tmp_path):
         model(torch.cat([ids, ids + 9])).logits[:, -1, 3].sum().backward()
     made = caused.document(batch=1)
     for place, layer in enumerate(made.header["runs"][0]["layers"]):
-        for name, kept in (("g", caused.layer(place).g), ("v", caused.layer(place).v)):
-            np.testing.assert_array_equal(made.arrays[layer["arrays"][name]], kept[1].detach().numpy())
+        np.testing.assert_array_equal(made.arrays[layer["arrays"]["v"]], caused.layer(place).v[1].detach().numpy())
+        effects = np.asarray(caused.contributions(place))[1].sum((1, 2))
+        np.testing.assert_allclose(layer["statistics"]["effect"], effects, rtol=1e-3, atol=1e-5)
     with ch.watch(model, causes=True) as unseen:  # and no backward pass
         model(ids)
-    assert "g" not in unseen.document().header["runs"][0]["layers"][0]["arrays"]
+    assert "effect" not in unseen.document().header["runs"][0]["layers"][0]["statistics"]
     with torch.no_grad(), ch.watch(model) as seen:
         model(ids)
     seen.save(tmp_path / "page.html")
