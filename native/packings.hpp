@@ -262,15 +262,14 @@ CLEARHEAD_INLINE Group group_of(const Sixteen& block, int) {
     return group;
 }
 
-template <int BYTES, bool BF16> struct Single16 {
-    static constexpr int numbers = kGroup, bytes = BYTES * kGroup;
+template <int BYTES, bool BF16> struct Single16 : Packed<kGroup, BYTES * kGroup, Scales::elsewhere, false> {
     using Block = Sixteen;
     CLEARHEAD_INLINE void read(const uint8_t* block, Block& to) {
         if constexpr (BYTES == 4) {
-            std::memcpy(to.number, block, bytes);
+            std::memcpy(to.number, block, BYTES * kGroup);
         } else {
             uint16_t half[kGroup];
-            std::memcpy(half, block, bytes);
+            std::memcpy(half, block, BYTES * kGroup);
             widen(half, to.number, kGroup, BF16);
         }
     }
@@ -283,23 +282,27 @@ using Q4_1 = Plain<4, true, 0>;
 using Q5_0 = Plain<5, false, 16>;
 using Q5_1 = Plain<5, true, 0>;
 
-// The same of a block that lies there. AVX2 widens bytes as it loads them, two codes of 4 bits at once.
+// The same of a block that lies there. AVX2 spreads codes of 4 bits, and widens their scale, as it loads them: both
+// halves of a vector have the 16 bytes, and each takes the four that are its numbers.
 template <class K> CLEARHEAD_INLINE Group group_at(const uint8_t* block, const typename K::Block& read, int g) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if constexpr (std::is_same_v<typename K::Block, Codes<32>>)
-        if constexpr (K::in_halves.size) {
-            const Vec<float> scale = broadcast<float>(read.scale[0]);
-            const Vec<float> offset =
-                K::has_offset ? broadcast<float>(read.offset[0]) : scale * -float(K::in_halves.centre);
-            Group group;
-            for (int i = 0; i < 2; ++i) {
-                const __m128i eight = _mm_loadl_epi64((const __m128i*)(block + K::in_halves.first + 8 * i));
-                const __m256i both = _mm256_cvtepu8_epi32(eight);
-                const __m256i code = g ? _mm256_srli_epi32(both, 4) : _mm256_and_si256(both, _mm256_set1_epi32(15));
-                group.part[i] = fma(scale, (Vec<float>)_mm256_cvtepi32_ps(code), offset);
-            }
-            return group;
+    if constexpr (K::in_halves.size == 16) {
+        const auto wide = [&](int at) {
+            int16_t half;
+            std::memcpy(&half, block + at, 2);
+            return (Vec<float>)_mm256_cvtph_ps(_mm_set1_epi16(half));
+        };
+        const Vec<float> scale = wide(0), offset = K::has_offset ? wide(2) : scale * -float(K::in_halves.centre);
+        __m256i code = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(block + K::in_halves.first)));
+        code = _mm256_and_si256(g ? _mm256_srli_epi16(code, 4) : code, _mm256_set1_epi8(15));
+        Group group;
+        for (int i = 0; i < 2; ++i) {
+            const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            const __m256i place = _mm256_add_epi32(lane, _mm256_set1_epi32(8 * i - 256));  // one byte, then three of 0
+            group.part[i] = fma(scale, (Vec<float>)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(code, place)), offset);
         }
+        return group;
+    }
 #endif
     return group_of(read, g);
 }
@@ -335,6 +338,8 @@ template <class K> void unpack(const uint8_t* row, int64_t first, int64_t last, 
 template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (&rows)[ROWS], int64_t ahead,
                                                           int64_t columns, const float* x, Vec<float> (&sum)[ROWS]) {
     int64_t k = 0;
+    Vec<float> here[ROWS];  // in registers
+    std::memcpy(here, sum, sizeof here);
     for (int64_t from = 0; k + K::numbers <= columns; k += K::numbers, from += K::bytes) {
         typename K::Block read[ROWS];
 #pragma GCC unroll 4
@@ -348,9 +353,10 @@ template <class K, int ROWS> CLEARHEAD_INLINE int64_t dot(const uint8_t* const (
             for (int r = 0; r < ROWS; ++r) {
                 const Group group = group_at<K>(rows[r] + from, read[r], g);
                 for (int i = 0; i < kGroup / kLanes<float>; ++i)
-                    sum[r] = fma(load(x + k + g * kGroup + i * kLanes<float>), group.part[i], sum[r]);
+                    here[r] = fma(load(x + k + g * kGroup + i * kLanes<float>), group.part[i], here[r]);
             }
     }
+    std::memcpy(sum, here, sizeof here);
     return k;
 }
 
