@@ -17,7 +17,7 @@ CEILINGS = {  # the goal, today's ceiling above it, and the files: lines of all 
     "Python in src": (29_000, 28_700, "src/*.py"),
     "Python in tests": (26_000, 26_000, "tests/*.py"),
     "C++": (7_000, 7_000, "native/*.hpp", "native/*.cpp"),
-    "JavaScript": (6_500, 6_500, "page/*.js", "page/*.ts"),  # with the types of its modules
+    "JavaScript": (6_500, 6_500, "page/*.js", "page/*.ts", "page/*.wat"),  # with types and WebAssembly
     "benchmarks, docs": (4_000, 3_400, *(f"{folder}/*.{kind}" for folder in ("benchmarks", "docs") for kind in KINDS)),
 }
 SHORT = 30  # lines: a module below says little by itself

@@ -9,9 +9,7 @@
     (local.set $line (i32.mul (local.get $results) (i32.const 4)))
     (local.set $end (i32.add (local.get $y) (local.get $line)))
     (loop $sixteen
-      (local.set $row (local.get $rows))
-      (local.set $from (local.get $x))
-      (local.set $to (local.get $y))
+      (local.set $row (local.get $rows)) (local.set $from (local.get $x)) (local.set $to (local.get $y))
       (loop $rows
         (local.set $s0 (v128.load (local.get $b)))
         (local.set $s1 (v128.load offset=16 (local.get $b)))
