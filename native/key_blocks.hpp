@@ -8,6 +8,9 @@ namespace clearhead {
 namespace {
 
 constexpr int64_t kPrefetchRows = 32;  // keys or values that are prefetched before they are read
+// Whether there are so few registers that values are read in several passes, a few columns in each: the first one alone
+// would wait for memory.
+constexpr bool kInPasses = kRegisters < 32;
 
 // The NaN and infinite values of a block. In the packed block they are replaced by 0, since 0·NaN would put NaN into
 // the output of every query; they are added afterwards, to the queries that may see their key.
@@ -71,7 +74,7 @@ template <class M> struct KeyBlocks {
         } else if (direct_keys)
             keys = nullptr;
         else if (packed_keys_start != j0) {
-            Prefetch prefetch = prefetch_beside_keys(first, last);
+            Prefetch prefetch = rows <= kStrip ? prefetch_beside_keys(first, last) : Prefetch{};
             const int64_t from = first / kPanel<T> * kPanel<T>;
             pack_panels<M>(all_keys, from, last, staging, packed_keys + (from - j0) * depth, &prefetch);
             keys = packed_keys;
@@ -210,7 +213,7 @@ template <class M> struct KeyBlocks {
 
     // A task of few queries is limited by memory. So it prefetches what it reads in the order of the memory,
     // kPrefetchRows rows ahead: while keys are read, the later keys and the first values; while values are read, the
-    // later values and the next keys.
+    // later values and the next keys. With kInPasses it is a block ahead: its values, and then the next block's keys.
     Prefetch prefetch_beside_keys(int64_t first, int64_t last) const {
         Prefetch prefetch;
         if (packs_values) {  // the values that are packed next
@@ -218,9 +221,10 @@ template <class M> struct KeyBlocks {
             prefetch.bytes = kRun * p.d_v * bytes_of(p.type) * kDepthChunk / depth;
             return prefetch;
         }
-        prefetch_rows(prefetch, 0, all_keys, first + kPrefetchRows, last);
-        if (has_values) prefetch_rows(prefetch, 1, all_values, first, min_of(first + kPrefetchRows, last));
-        prefetch.bytes = kLanes<T> * kVectorBytes;
+        if (!kInPasses || !has_values) prefetch_rows(prefetch, 0, all_keys, first + kPrefetchRows, last);
+        if (has_values)
+            prefetch_rows(prefetch, 1, all_values, first, kInPasses ? last : min_of(first + kPrefetchRows, last));
+        prefetch.bytes = kDepthChunk * kVectorBytes;
         return prefetch;
     }
 
@@ -240,10 +244,10 @@ template <class M> struct KeyBlocks {
         const int64_t vectors = columns / kLanes<T>;
         const bool whole_rows =  // are read at once: the processor itself sees what follows
             vectors <= columns_at_once(int(rows)) && (vectors & (vectors - 1)) == 0;
-        if ((job.direct_values || pairs_in_place) && !whole_rows)
+        if ((job.direct_values || pairs_in_place) && !whole_rows && !kInPasses)
             prefetch_rows(prefetch, 0, all_values, first + kPrefetchRows, last);
-        prefetch_rows(prefetch, 1, all_keys, last, min_of(last + kPrefetchRows, p.keys));
-        prefetch.bytes = kPrefetchCells * columns * int64_t(sizeof(T));
+        prefetch_rows(prefetch, 1, all_keys, last, min_of(last + (kInPasses ? kBlock : kPrefetchRows), p.keys));
+        prefetch.bytes = kPrefetchCells * (kInPasses ? 2 * kVectorBytes : columns * int64_t(sizeof(T)));
         return prefetch;
     }
 

@@ -139,7 +139,8 @@ template <class M> void pack_panel(const char* const* from, int count, const Mat
                                    typename M::Cell* to, Prefetch* prefetch) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, wide = kPanel<T>;
-    const int64_t depth = depth_of<M>(like.d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    constexpr int some = kColumns<T>;
+    const int64_t depth = depth_of<M>(like.d), pitch = up_to_multiple(depth, n), last_whole = depth / some * some;
     const T* row[wide];
     const bool direct = in_cells<M>(like);
     T* zeros = staging + count * pitch;
@@ -151,12 +152,12 @@ template <class M> void pack_panel(const char* const* from, int count, const Mat
         if (!direct) fetch_cells<M>(from[r], like.x.column, like.type, like.d, staging + r * pitch);
     }
     for (int side = 0; side < wide; side += n)
-        for (int64_t k = 0; k < last_whole; k += n) {
-            Vec<T> square[n];
-            load_columns<T>(row + side, k, square);
-            if (prefetch) prefetch->issue<2>();
-#pragma GCC unroll 16
-            for (int i = 0; i < n; ++i) store(to + (k + i) * wide + side, square[i]);
+        for (int64_t k = 0; k < last_whole; k += some) {
+            Vec<T> columns[some];
+            load_columns<T>(row + side, k, columns);
+            if (prefetch && k % kDepthChunk == 0) prefetch->issue<2>();
+#pragma GCC unroll 8
+            for (int i = 0; i < some; ++i) store(to + (k + i) * wide + side, columns[i]);
         }
     for (int64_t k = last_whole; k < depth; ++k)
         for (int r = 0; r < wide; ++r) std::memcpy(to + k * wide + r, row[r] + k, sizeof(T));
@@ -177,21 +178,23 @@ template <class M> void pack_panels(const Matrix& from, int64_t first, int64_t l
 // The cells of a strip.
 CLEARHEAD_INLINE int64_t strip_cells(int64_t depth) { return in_strip(up_to_multiple(depth, kDepthChunk)); }
 
-template <class M> void pack_row(const char* row, const Matrix& like, bool negate, int r, typename M::Cell* strip) {
-    using T = typename M::T;
-    const int64_t depth = depth_of<M>(like.d), step = like.x.column, size = bytes_of(like.type);
-    const bool direct = in_cells<M>(like);
-    for (int64_t k = 0; k < depth; k += kDepthChunk, row += kDepthChunk * M::per_cell * step * size) {
-        typename M::Cell* to = strip + in_strip(k) + r * kStripRow;
-        if (direct && k + kDepthChunk <= depth)
-            for (int i = 0; i < kDepthChunk; i += kLanes<T>)
-                store(to + i, load(reinterpret_cast<const typename M::Cell*>(row) + i));
-        else
-            fetch_cells<M>(row, step, like.type, min_of(kDepthChunk * M::per_cell, like.d - k * M::per_cell), to);
-        if (negate)  // both numbers of a pair
-            for (int i = 0; i < int(kDepthChunk * sizeof(T)); i += sizeof(T) / M::per_cell)
-                reinterpret_cast<uint8_t*>(to)[i + int(sizeof(T)) / M::per_cell - 1] ^= 0x80;
-    }
+template <class M>
+CLEARHEAD_INLINE void pack_row(const char* row, const Matrix& like, bool negate, int r, typename M::Cell* strip) {
+    using Cell = typename M::Cell;
+    const int64_t depth = depth_of<M>(like.d), step = like.x.column, bytes = M::per_cell * step * bytes_of(like.type);
+    Cell* to = strip + r * kStripRow;
+    int64_t k = 0;
+    if (in_cells<M>(like))
+        for (; k + kDepthChunk <= depth; k += kDepthChunk, to += kStripChunk)
+            for (int i = 0; i < kDepthChunk; i += kLanes<Cell>)
+                store(to + i, load(reinterpret_cast<const Cell*>(row) + k + i));
+    for (; k < depth; k += kDepthChunk, to += kStripChunk)
+        fetch_cells<M>(row + k * bytes, step, like.type, min_of(kDepthChunk * M::per_cell, like.d - k * M::per_cell),
+                       to);
+    constexpr int size = sizeof(Cell) / M::per_cell;
+    for (k = 0, to = strip + r * kStripRow; negate && k < depth; k += kDepthChunk, to += kStripChunk)
+        for (int i = size - 1; i < int(kDepthChunk * sizeof(Cell)); i += size)  // both numbers of a pair
+            reinterpret_cast<uint8_t*>(to)[i] ^= 0x80;
 }
 
 // Packs `count` rows, at most kStrip, as a strip, with zeros for the rows that it lacks. `like` says of which kind they
@@ -226,29 +229,34 @@ template <class M, int R> CLEARHEAD_INLINE void score_square(const typename M::C
                                                              const typename M::T* const* row, int64_t depth,
                                                              typename M::T* scores, Prefetch& prefetch) {
     using T = typename M::T;
-    constexpr int n = kLanes<T>;
-    static_assert(kDepthChunk % n == 0);
-    static_assert(n % 2 == 0);
-    Vec<T> total[R] = {}, even[R] = {}, odd[R] = {};
-    if constexpr (kVectorBytes == 64) touch(row, n, depth);
-    for (int64_t k = 0; k < depth; k += n) {
+    constexpr int some = kColumns<T>;
+    static_assert(kDepthChunk % some == 0 && some % 2 == 0);
+    Vec<T> total[R] = {};
+    if constexpr (kVectorBytes == 64) touch(row, kLanes<T>, depth);
+    for (int64_t chunk = 0; chunk < depth; chunk += kDepthChunk) {
         prefetch.issue<2>();
-        Vec<T> square[n];
-        load_columns<T>(row, k, square);
+        Vec<T> even[R] = {}, odd[R] = {};
+        const auto add = [&](int64_t k) __attribute__((always_inline)) {
+            Vec<T> columns[some];
+            load_columns<T>(row, chunk + k, columns);
+#pragma GCC unroll 4
+            for (int i = 0; i < some; i += 2)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-            for (int i = 0; i < n; i += 2) {
-                const typename M::Cell* q = queries + in_strip(k) + r * kStripRow + i;
-                even[r] = M::multiply_add(broadcast<T>(q[0]), square[i], even[r]);
-                odd[r] = M::multiply_add(broadcast<T>(q[1]), square[i + 1], odd[r]);
-            }
-        if ((k + n) % kDepthChunk && k + n < depth) continue;
+                for (int r = 0; r < R; ++r) {
+                    const typename M::Cell* q = queries + in_strip(chunk) + k + r * kStripRow + i;
+                    even[r] = M::multiply_add(broadcast<T>(q[0]), columns[i], even[r]);
+                    odd[r] = M::multiply_add(broadcast<T>(q[1]), columns[i + 1], odd[r]);
+                }
+        };
+        if (depth - chunk >= kDepthChunk)
+#pragma GCC unroll 8
+            for (int k = 0; k < kDepthChunk; k += some) add(k);
+        else
+            for (int64_t k = 0; k < depth - chunk; k += some) add(k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Vec<T> sum = even[r] + odd[r];
-            total[r] = k < kDepthChunk ? sum : total[r] + sum;
-            even[r] = odd[r] = Vec<T>{};
+            total[r] = chunk ? total[r] + sum : sum;
         }
     }
 #pragma GCC unroll 8

@@ -18,7 +18,7 @@ template <class M> struct RowResults {
     // not: it must then be computed again with `separate_nonfinite`.
     bool write(const SoftmaxState<T>& state) {
         const bool statistics = job.largest || job.max_logit || job.entropy || job.distance || job.diagonal || job.top;
-        Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
+        Vec<T> nonfinite = {};  // 0·x is 0 for finite x, else NaN
         for (int64_t r = 0; r < count; ++r) {
             const int64_t index = answer_index(p, task.batch * p.heads + task.rows[r].head, task.rows[r].query);
             const bool empty = state.rows[r].sum == 0;
@@ -69,18 +69,19 @@ template <class M> struct RowResults {
         if (to) static_cast<T*>(to)[index] = T(x);
     }
 
-    // Writes one row of the output times `factor`, rounded to the problem's type, and adds it - it to `nonfinite`.
+    // Writes one row of the output times `factor`, rounded to the problem's type, and adds 0 times it to `nonfinite`.
     void write_output(T* out, double factor, int64_t index, Vec<T>& nonfinite) const {
         const bool rounds = bytes_of(p.type) == 2 && !job.keep_float32;
         char* to = static_cast<char*>(job.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
         T* products = rounds || columns != p.d_v ? out : reinterpret_cast<T*>(to);
         const Vec<T> high = broadcast<T>(T(factor)), low = broadcast<T>(T(factor - double(T(factor))));
-        for (int64_t c = 0; c < columns; c += kLanes<T>) {
+        const bool separate = task.blocks.separate_nonfinite;
+        for (int64_t c = 0, end = columns; c < end; c += kLanes<T>) {
             const Vec<T> x = load(out + c);
             Vec<T> product = fma(x, high, x * low) + T(0);  // in one rounding; + 0 turns -0 into 0
-            if (task.blocks.separate_nonfinite) product = x - x == Vec<T>{} ? product : x * high;
+            if (separate) product = x - x == Vec<T>{} ? product : x * high;
             store(products + c, product);
-            nonfinite = nonfinite + (product - product);
+            nonfinite = fma(product, Vec<T>{}, nonfinite);
         }
         if (rounds && p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
@@ -94,7 +95,7 @@ template <class M> struct RowResults {
     void run() {
         Arena arena = task.arena;
         SoftmaxState<T> total{arena, job, columns}, part{arena, job, columns};
-        const Strip all = strip_of(task.rows, int(count));
+        const Strip& all = task.all;
         for (;;) {
             const int64_t first = all.low / kSpan;
             const bool single = all.low < all.high && all.high <= (first + 1) * kSpan;

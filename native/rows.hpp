@@ -31,6 +31,7 @@ template <class M> struct RowTask {
     Row* rows = arena.take<Row>(job.block_rows);
     Strip* strips = arena.take<Strip>(job.block_rows);
     int strip_count = int((count + kStrip - 1) / kStrip);
+    Strip all = {int(count), kNoLimit, 0};  // strips in one
     int64_t padded_rows = up_to_multiple(job.block_rows, kStrip);
     Cell* queries = arena.take<Cell>(padded_rows / kStrip * strip_cells(blocks.depth));
     // (kStrip, pitch), of the present strip and block: the scores, which become weights; and the weights that values
@@ -56,12 +57,11 @@ template <class M> struct RowTask {
             if (query == p.queries) ++head, query = 0;
             rows[r] = row_at(p, batch, head, query);
         }
-        for (int s = 0; s < strip_count; ++s)
+        for (int s = 0; s < strip_count; ++s) {
             strips[s] = strip_of(rows + s * kStrip, int(min_of(kStrip, count - s * kStrip)));
-        if (!job.packed) {
-            const Strip all = strip_of(rows, int(count));
-            blocks.prefetch_first_keys(all.low, all.high);
+            all.low = min_of(all.low, strips[s].low), all.high = max_of(all.high, strips[s].high);
         }
+        if (!job.packed && count <= kStrip) blocks.prefetch_first_keys(all.low, all.high);
         const auto query_at = [&](int64_t r) { return queries_of(p, batch, rows[r].head).row(rows[r].query); };
         for (int s = 0; s < strip_count; ++s) {
             const char* from[kStrip];
@@ -76,7 +76,6 @@ template <class M> struct RowTask {
 
     // Computes what the keys of one span give to all rows.
     void add_span(int64_t span, SoftmaxState<T>& state) {
-        const Strip all = strip_of(rows, int(count));
         state.clear(count, false);
         for (int s = 0; s < strip_count; ++s) strips[s].fresh = true;
         for (int64_t r = 0; r < count; ++r) sums[r] = Sums{};

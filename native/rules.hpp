@@ -184,8 +184,8 @@ template <class T> struct Rules {
 
     // Which of the rows' queries are packed with their signs changed, as bits.
     uint32_t negated(const Row* rows, int count) const {
-        uint32_t bits = 0;
-        for (int r = 0; r < count; ++r) bits |= uint32_t(scale_of(rows[r].head).negate) << r;
+        uint32_t bits = !p.scales && common.negate ? ~0u : 0;
+        for (int r = 0; p.scales && r < count; ++r) bits |= uint32_t(scale_of(rows[r].head).negate) << r;
         return bits;
     }
 

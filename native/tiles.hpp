@@ -42,9 +42,9 @@ struct Paired {
 };
 #endif
 
-constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
-constexpr int kDirectRows = kStrip > 8 ? 8 : 4;    // up to so many queries read the keys where they lie
-constexpr int kTile = 8 * kStrip;                  // queries of which the column pass keeps the weights at a time
+constexpr int kStrip = kRegisters == 32 ? 14 : 6;     // rows of the widest tile
+constexpr int kDirectRows = kStrip > 8 ? 8 : kStrip;  // up to so many queries read the keys where they lie
+constexpr int kTile = 8 * kStrip;                     // queries of which the column pass keeps the weights at a time
 constexpr int kBlock = 256;  // keys between two updates of the maximum; blocks start at its multiples
 constexpr int kSpan = 2048;  // keys that are summed separately before they are merged; spans start at its multiples
 template <class T> constexpr int kPanel = 2 * kLanes<T>;                 // keys side by side in packed panels
@@ -105,6 +105,7 @@ struct Prefetch {
         int64_t per_run = kRun;                            // 1 where the rows of a run are read as one
     } rows[3];                                             // one after the other
     int64_t bytes = 0;                                     // at a time
+    int present = 0;                                       // of `rows`
 
     void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
         const bool whole = bytes_here == pitch;
@@ -113,16 +114,29 @@ struct Prefetch {
     }
 
     template <int LEVEL> CLEARHEAD_INLINE_MEMBER void issue() {
+        Rows& r = rows[present];
+        if (r.done + bytes > r.bytes) return issue_from_more<LEVEL>();
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(r.row + r.done + i, 0, LEVEL);
+        r.done += bytes;
+    }
+
+    // The same where the present row has fewer bytes left, apart from the products' loops.
+    template <int LEVEL> __attribute__((noinline)) void issue_from_more() {
         for (int64_t more = bytes; more > 0;) {
-            Rows& r = rows[rows[0].left ? 0 : rows[1].left ? 1 : 2];
-            if (r.left == 0) return;
+            Rows& r = rows[present];
+            if (r.left == 0) {
+                if (present == 2) return void(bytes = 0);
+                ++present;
+                continue;
+            }
             const char* from = r.row + r.done;
             const int64_t here = r.bytes - r.done < more ? r.bytes - r.done : more;
             for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, LEVEL);
             more -= here;
             r.done += here;
             if (r.done < r.bytes) continue;
-            r.done = 0, r.row += r.pitch, --r.left;
+            r.done = 0, r.row += r.pitch;
+            if (--r.left == 0) r.bytes = 0;
             if (r.run && ++r.in_run == r.per_run) r.in_run = 0, r.row = r.pages + *r.run++ * r.size;
         }
     }
@@ -222,6 +236,7 @@ template <class M, int R, int C> CLEARHEAD_INLINE void score_chunk(const typenam
     constexpr int64_t pitch = kPanel<T>;
     Vec<T> even[R][C] = {}, odd[R][C] = {};
     int64_t k = 0;
+#pragma GCC unroll 8  // a whole chunk: processors do not foresee where so short a loop ends
     for (; k + 2 <= cells; k += 2) {
         accumulate<M, R, C, kStripRow, 1>(queries + k, panels + k * pitch, pitch, pair_stride, 1, even);
         accumulate<M, R, C, kStripRow, 1>(queries + k + 1, panels + (k + 1) * pitch, pitch, pair_stride, 1, odd);
