@@ -119,8 +119,7 @@ function drawn({ id, name, says, kind = "", go, adds = [], cells, chosen, below 
 
 /** @param {Page} page @param {Place} place @param {Child} tour      what begins it */
 export function overviewRoom({ header }, place, tour) {
-  const { facts } = header;
-  const way = facts?.way;
+  const way = header.facts?.way;
   const [title, how, inside, model, head] = [h("h2", { id: "overview" }), h("p.note"), h("h3"), h("ol"), h("ol")];
   const doors = () => [...host.querySelectorAll("button")];
   const onkeydown = walking((from, down, right) => doors()[doors().indexOf(from) + down + right]);
@@ -132,15 +131,15 @@ export function overviewRoom({ header }, place, tour) {
   let shell;
   const draw = () => {
     const { t } = shell;
-    const { why, layers } = header;
+    const { facts, why, layers } = header;
     const parts = facts?.text === undefined ? [] : partsOf(header, place, shell, way);
     const most = Math.max(...parts.flatMap(({ adds = [] }) => adds.map(Math.abs))) || 1;
     const tint = signed("contributions", Math.max(0, ...(why?.grid ?? []).flat().map(Math.abs)) || 1, true);
     const focused = document.activeElement?.closest("[data-part]")?.getAttribute("data-part");
     write(title, t(parts.length ? "overview" : "overview head"));
-    write(how, t(way ? "overview how" : "overview plain", { token: spelled(way?.choices[0].text ?? "") }));
-    const { number = place.chosen.layer } = layers[place.chosen.layer];
-    write(inside, t("overview inside", { layer: number, head: place.chosen.head }));
+    write(how, t(facts?.way ? "overview how" : "overview plain", { token: spelled(way?.choices[0].text ?? "") }));
+    const { layer, head: of } = place.chosen;
+    write(inside, t("overview inside", { layer: layers[layer].number ?? layer, head: of }));
     /** One that is the same again stays. @param {Part} part */
     const once = (part) => {
       const key = JSON.stringify([part, most, tint.high]);
