@@ -11,6 +11,7 @@ from seeds import fresh
 SCRIPT = Path(__file__).with_name("dtensors.py")
 SCENARIOS = "everything,narrow,messages,shapes"
 JOBS = [
+    ("shapes", 2),
     pytest.param(f"{SCENARIOS},refused", 2, marks=pytest.mark.gate),
     pytest.param(SCENARIOS, 3, marks=pytest.mark.gate),
     *(pytest.param(SCENARIOS, ranks, marks=pytest.mark.long) for ranks in (1, 4)),

@@ -16,7 +16,7 @@ from clearhead.diagnosing.mistakes import mistakes
 from clearhead.diagnosing.verdict import BUDGET, Diagnosis, said
 from clearhead.errors import FileError
 from diagnosing import diagnosed, qkv, softmax
-from problems import of_tiers
+from problems import in_the_gate, of_tiers
 from seeds import fresh
 
 
@@ -199,8 +199,12 @@ def test_a_window_that_two_mistakes_give_is_likely_at_most(window, theirs, mista
         assert best.confidence != "sure"
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 1e8), ("float16", 100), ("bfloat16", 100), ("bfloat16", 1e8)])
-def test_huge_scores_do_not_excuse_wrong_numbers(dtype: str, size: float):
+HUGE = [("float16", 100), ("float32", 1e8), ("bfloat16", 100), ("bfloat16", 1e8)]
+
+
+@pytest.mark.parametrize("huge", in_the_gate(HUGE, *HUGE[1:]), ids=str)
+def test_huge_scores_do_not_excuse_wrong_numbers(huge: tuple[str, float]):
+    dtype, size = huge
     for _ in range(5):  # a log-sum-exp once excused what is wrong as a whole, in every fourth draw
         q, k, v = (torch.tensor(fresh().standard_normal((1, 2, 40, 16))).to(getattr(torch, dtype)) for _ in range(3))
         q = q * size
@@ -222,7 +226,7 @@ def test_a_wrong_scale_is_found_where_scores_are_thousands():
     assert ch.diagnose(q, k, v, (softmax(0.8 * scores) @ v).astype(np.float32)).verdict != "right"
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", in_the_gate([np.float32, np.float64], np.float32))
 def test_a_rounded_logsumexp_is_excused_for_whole_rows_only(dtype: Any):
     q, k, v = fresh().standard_normal((3, 1, 2, 40, 16)).astype(dtype)
     q = q * dtype(500)
@@ -269,6 +273,7 @@ def test_what_is_known_is_said(name: str, key: str, values: dict[str, Any]):
     assert known(of_code(name))[key] == values
 
 
+@pytest.mark.gate
 def test_a_causal_mask_two_ahead_is_right_in_its_last_row_alone():
     q, k, v = causal()
     theirs = softmax(np.where(np.tri(24, k=2) > 0, q @ k.mT / 8**0.5, -np.inf)) @ v

@@ -21,6 +21,7 @@ from seeds import fresh
 # the same numbers, whatever the inputs
 TWINS = {"scale 1/d_k": "scale twice"}
 SIZES = list(product((torch.float32, torch.float64), (0, 1, 2)))
+TIERS = (), pytest.mark.gate, *3 * [pytest.mark.long], pytest.mark.gate
 
 
 def test_names_are_unique_and_described_in_both_languages():
@@ -44,7 +45,9 @@ def test_the_data_name_conditions_and_fields_that_exist():
 
 
 @pytest.mark.parametrize("name", wrong.NAMES)
-@pytest.mark.parametrize(("dtype", "size"), [SIZES[0], *(pytest.param(*x, marks=pytest.mark.gate) for x in SIZES[1:])])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [pytest.param(*one, marks=tier) for one, tier in zip(SIZES, TIERS, strict=True)]
+)
 def test_each_mistake_alone_is_named(name, dtype, size):
     diagnosis = diagnosed(wrong.case((name,), fresh(), dtype, size))
     best = top(diagnosis)
@@ -69,7 +72,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("pair", in_the_gate(PAIRS, *PAIRS[4:]), ids=" + ".join)
+@pytest.mark.parametrize("pair", in_the_gate(PAIRS, *PAIRS[::2], *PAIRS[4:]), ids=" + ".join)
 def test_two_mistakes_together_are_named(pair):
     assert frozenset(top(diagnosed(wrong.case(pair, fresh()))).mistakes) == frozenset(pair)
 
@@ -101,7 +104,7 @@ def rounded(x, dtype):
     return torch.tensor(x).to(dtype).float().numpy()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", in_the_gate([torch.float16, torch.bfloat16], torch.float16))
 def test_scores_weights_or_outputs_in_a_narrow_dtype_are_named(dtype):
     q, k, v = qkv(n=96)  # of fewer, one in hundreds of draws does not tell
     scores, scale = q @ k.mT, np.float32(8**0.5)
@@ -120,7 +123,7 @@ def assert_narrow(diagnosis, dtype):
     assert best.confidence == "likely"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", in_the_gate([torch.float16, torch.bfloat16], torch.bfloat16))
 def test_a_narrow_dtype_of_all_steps_is_found_in_most_draws(dtype):
     answers = []
     for _ in range(4):
@@ -161,7 +164,7 @@ def test_the_block_size_is_found(block):
 STAGES = ("output", "causal"), ("weights", "causal"), ("masked", "causal"), ("output", "lengths")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", in_the_gate([np.float32, np.float64], np.float64))
 @pytest.mark.parametrize(("stage", "rule"), STAGES)
 def test_any_finite_number_in_hidden_places_is_found(stage, rule, dtype):
     rng = fresh()
@@ -189,7 +192,7 @@ def test_a_finite_mask_value_is_found_where_heads_are_joined(fill):
     assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", in_the_gate([np.float32, np.float64], np.float32))
 def test_mistakes_with_float_masks_are_named(dtype):
     rng = fresh()
     q, k, v = qkv(dtype=dtype)
@@ -209,7 +212,7 @@ def test_mistakes_with_float_masks_are_named(dtype):
     assert top(ch.diagnose(q, k, v, late @ v, bias=bias)).mistakes == ("mask after softmax",)
 
 
-@pytest.mark.parametrize("what", ["w", "b"])
+@pytest.mark.parametrize("what", in_the_gate("wb", "w"))
 def test_every_subset_of_matrices_or_biases_is_named(what):
     rng = fresh()
     x, w = rng.standard_normal((2, 9, 8)), dict(zip("qkvo", rng.standard_normal((4, 8, 8)), strict=True))

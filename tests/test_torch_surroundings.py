@@ -61,11 +61,11 @@ HEADS: dict[str, dict[str, tuple[int, ...]]] = {
 EVERY = ("q", "k", "v", "bias", "sinks", "alibi_slopes", "scale")
 
 
-MAPPED = [("sinks",), ("alibi_slopes",), ("scale",), ("q",), ("bias", "sinks"), EVERY]
+MAPPED = [("scale",), ("q",), ("sinks",), ("alibi_slopes",), ("bias", "sinks"), EVERY]
 MAPPED += [("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")]
 
 
-@pytest.mark.parametrize("mapped", of_tiers(MAPPED[:4], MAPPED[4:], every=2), ids=str)
+@pytest.mark.parametrize("mapped", of_tiers(MAPPED[:2], MAPPED[2:], every=2), ids=str)
 @pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
 def test_mapped_numbers_of_heads_give_the_bits_of_single_calls(
     shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...]
