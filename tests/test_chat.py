@@ -13,6 +13,7 @@ from clearhead.models.chats import rendered
 from clearhead.models.hub import of_loaded
 from clearhead.models.model import load
 from dense_gpt2 import SHIPPED
+from problems import of_tiers
 from terminal import call
 
 TEMPLATE = """
@@ -105,17 +106,17 @@ CHATS = [
 ]  # fmt: skip
 
 
-def published():
-    """The templates here, and those in the source of llama.cpp, where CLEARHEAD_LLAMA_CPP says where that is."""
-    place = os.environ.get("CLEARHEAD_LLAMA_CPP")
-    found = sorted(Path(place, "models", "templates").glob("*.jinja")) if place else []
-    return PUBLISHED | {path.stem: path.read_text(encoding="utf-8") for path in found}
+FOUND = {  # in the source of llama.cpp, where CLEARHEAD_LLAMA_CPP says where that is
+    path.stem: path
+    for path in sorted(Path(os.environ.get("CLEARHEAD_LLAMA_CPP", "nowhere"), "models", "templates").glob("*.jinja"))
+}
 
 
-@pytest.mark.parametrize("name", published())
+@pytest.mark.parametrize("name", of_tiers(PUBLISHED, FOUND, every=3))
 def test_a_template_renders_as_transformers_renders_it(name):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    template, words = published()[name], {"bos_token": "<s>", "pad_token": "<pad>"}
+    template = PUBLISHED.get(name) or FOUND[name].read_text(encoding="utf-8")
+    words = {"bos_token": "<s>", "pad_token": "<pad>"}
     for chat in CHATS:
         messages = [{"role": role, "content": content} for role, content in chat]
         try:
