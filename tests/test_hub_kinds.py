@@ -1,5 +1,6 @@
 """Hybrids, wrappers and models of unusual attention, small and random: explained through Transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from clearhead.models import hub
 from clearhead.models.protocol import Variant
 from problems import in_the_gate, of_tiers
 from small_models import save, tokenizer
+from test_page import header_of
 from watched import shaken
 
 TEXT = "humpty dumpty sat on the wall and had a great fall"
@@ -227,5 +229,5 @@ def test_the_first_line_says_where_hiding_does_not_hold():
     first = " ".join(str(found).split("\n")[:2])
     assert first.startswith("Hiding leaks in this model: other tokens in the hidden places still")
     assert all(f"{number:.2f}" in first for number in found.leak)
-    assert "Hiding leaks" in found.to_html()
+    assert "Hiding leaks" in json.dumps(header_of(found.to_html()))
     assert found.to_json()["leak"] == found.leak

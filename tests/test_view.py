@@ -186,11 +186,11 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
         address = running.stdout.readline().strip()
         port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/", address).groups()
         status, page, _ = asked(int(port), f"/{token}/")
-        assert status == 200
-        assert b'"kind":"attention"' in page
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=20) == 0
         assert "Traceback" not in running.stderr.read()
+    assert status == 200
+    assert "humpty dumpty sat on a wall" in re.search(r"<title>(.*)<.title>", page.decode())[1]
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):

@@ -31,6 +31,7 @@ from dense_gpt2 import SHIPPED, WORDS, dense, in_float64
 from seeds import fresh
 from terminal import call
 from test_derivatives import drawn
+from test_page import header_of
 
 STEP = 1e-4
 shipped = cache(gpt2.load)
@@ -153,7 +154,7 @@ def test_without_an_integral_effects_are_those_of_runs(monkeypatch: pytest.Monke
     monkeypatch.setattr(part_runs, "_LONG", 10)
     seen, no_question = (ch.explain(text, hide=[(0, end)]) for end in (27, len(text)))
     assert (seen.estimate.points, no_question.estimate.points > 0) == (0, True)
-    assert "from all runs. Not explained" in seen.to_html()
+    assert "from all runs. Not explained" in json.dumps(header_of(seen.to_html()))
     assert seen.groups
     assert [part.hidden for part in seen.ranked] == [part.hidden for part in whole.ranked]
     assert seen.estimate.total == pytest.approx(whole.estimate.total)
