@@ -302,7 +302,7 @@ def test_hostile_tokens_are_text(running, seen):
     why = made.header["why"]
     why |= {name: {**why[name], "text": HOSTILE[1]} for name in ("token", "against")}
     header = {**made.header, "why": why, "tokens": [*HOSTILE[2:]][: len(seen.tokens)], "title": HOSTILE[0]}
-    with opened(running, Document(header, made.arrays, packed=True), 390, wait=SHADED) as page:
+    with opened(running, Document(header, made.arrays), 390, wait=SHADED) as page:
         assert page.evaluate("window.bad") is None
         assert page.locator("main img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
