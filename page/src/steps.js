@@ -24,8 +24,9 @@ export function openStory(page, place) {
   const inView = new Set();
   /** @type {Drawn | null} */
   let drawn = null;
-  const goToPlace = () => drawn && stepHere() && go(drawn, /** @type {string} */ (stepHere()));
-  addEventListener("hashchange", goToPlace);
+  const goToPlace = (/** @type {ScrollBehavior} */ behavior) =>
+    drawn && stepHere() && go(drawn, /** @type {string} */ (stepHere()), behavior);
+  addEventListener("hashchange", () => goToPlace("auto"));
   const near = new IntersectionObserver(
     (entries) => {
       for (const { isIntersecting, target } of entries) {
@@ -77,18 +78,18 @@ export function openStory(page, place) {
     }
     markCurrentStep(map, sections);
     place.follow("steps", () => follow());
-    if (first) goToPlace();
+    if (first) goToPlace("instant"); // the browser then keeps it in place while what stands above grows
   };
 }
 
-/** Scrolls to a step. Figures above it have no height until they are drawn, so all are drawn first. @param {Drawn} drawn @param {string} id */
-function go({ sections, map }, id) {
+/** Scrolls to a step. Figures above it have no height until they are drawn, so all are drawn first. @param {Drawn} drawn @param {string} id @param {ScrollBehavior} [behavior] */
+function go({ sections, map }, id, behavior) {
   const step = byId(`step-${id}`);
   if (!step) return;
   step.closest("details")?.setAttribute("open", "");
   for (const { draw } of sections) draw();
   document.documentElement.style.scrollPaddingTop = `${map.offsetHeight}px`;
-  step.scrollIntoView();
+  step.scrollIntoView({ behavior });
   byId(`step-${id}-title`)?.focus({ preventScroll: true });
   toStep(id);
 }
