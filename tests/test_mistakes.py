@@ -74,7 +74,9 @@ PAIRS = [
 
 @pytest.mark.parametrize("pair", in_the_gate(PAIRS, *PAIRS[::2], *PAIRS[4:]), ids=" + ".join)
 def test_two_mistakes_together_are_named(pair):
-    assert frozenset(top(diagnosed(wrong.case(pair, fresh()))).mistakes) == frozenset(pair)
+    found = diagnosed(wrong.case(pair, fresh()))
+    named = found.explanations if found.verdict == "ambiguous" else [top(found)]  # 1/d_k is 1/√d_model of 4 heads of 4
+    assert frozenset(pair) in {frozenset(each.mistakes) for each in named}
 
 
 def test_scale_twice_and_1_over_d_k_differ_under_another_scale():
