@@ -238,9 +238,7 @@ def _mean(output: Any, place: Place) -> Any:
     """The mean over the queries that are not padding, (batch, heads, 1, d_v)."""
     real = np.ones((1, output.shape[-2]), bool) if place.real is None else place.real
     mask = beside(real[:, None, :, None], output)
-    wide = astype(
-        output, "float64" if dtype_name(output) == "float64" else "float32"
-    )  # half precision would round sums
+    wide = astype(output, "float64" if dtype_name(output) == "float64" else "float32")  # half precision rounds sums
     total, count = namespace(output).where(mask, wide, 0.0).sum(-2, keepdims=True), mask.sum(-2, keepdims=True)
     return total / count.clip(1)
 
