@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 import clearhead as ch
+from clearhead.core.arrays import DeviceArray
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
 from clearhead.core.state import State
@@ -130,6 +132,21 @@ def test_a_visible_nan_in_a_query_s_key_is_its_diagonal(rules: dict[str, Any]):
     result, truth = (ch.AttentionMatrix(q, k, **rules, engine=x).diagonal() for x in ("triton", "portable"))
     assert np.isnan(truth[..., 35])
     np.testing.assert_allclose(result, truth, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "version"), [("float64", "3.8.0"), ("float32", "3.8.0"), ("float64", "3.10.1")])
+def test_what_older_compilers_refuse_is_not_launched(dtype: str, version: str, monkeypatch: pytest.MonkeyPatch):
+    compiler = SimpleNamespace(__version__=version, knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=False)))
+    monkeypatch.setattr(triton, "triton", compiler)
+    monkeypatch.setattr(DeviceArray, "device", "cuda:0")
+    q = DeviceArray(torch.zeros(1, 1, 3, 4, dtype=getattr(torch, dtype)))
+    refused = [f"Triton {version} cannot compile float64 with a mask or a bias of 16 bits."]
+    halves = np.zeros((3, 3), ml_dtypes.bfloat16)
+    for rules in ({"mask": np.eye(3) > 0}, {"bias": halves}):
+        said = triton.reasons_not(describe(q, q, q, rules).problem)
+        assert said == refused * ((dtype, version) == ("float64", "3.8.0"))
+    for rules in ({"causal": True}, {"bias": halves.astype(np.float32)}):
+        assert not triton.reasons_not(describe(q, q, q, rules).problem)
 
 
 @pytest.mark.parametrize("what", ["groups", "image", "contributions", "cut_effects"])

@@ -9,6 +9,8 @@ Sums are in float32 (float64 for float64). Products of float32 inputs use full p
 TRITON_INTERPRET is set, Triton's interpreter runs the same kernels on the CPU's memory: slowly, for tests.
 """
 
+import numpy as np
+
 from clearhead.core.problem import Problem
 from clearhead.core.rules import EVERYWHERE
 from clearhead.engines.base import unsupported
@@ -27,6 +29,7 @@ except ImportError:
     triton, STATISTICS = None, frozenset()
 
 RULES = EVERYWHERE
+_MENDED = 3, 9  # the first Triton whose products of float64 may depend on numbers of 8 or 16 bits
 GRADIENTS = frozenset(("q", "k", "v", "sinks"))
 
 
@@ -42,6 +45,11 @@ def reasons_not(problem: Problem) -> list[str]:
         against.append("the arrays are in the CPU's memory, and TRITON_INTERPRET is not set.")
     if problem.device.split(":")[0] not in ("cpu", "interpreter", "cuda"):
         against.append(f"the arrays are on device {problem.device}: its kernels run on CUDA's.")
+    compiled = triton is not None and not triton.knobs.runtime.interpret
+    older = compiled and tuple(map(int, triton.__version__.split(".")[:2])) < _MENDED
+    narrow = problem.mask is not None or (problem.bias is not None and problem.bias.dtype.itemsize == 2)
+    if older and narrow and problem.dtype == np.float64:
+        against.append(f"Triton {triton.__version__} cannot compile float64 with a mask or a bias of 16 bits.")
     if problem.d_k > MOST_D:
         against.append(f"d_k is {problem.d_k}: the kernels hold at most {MOST_D}.")
     return against + unsupported("the triton engine", RULES, problem)

@@ -5,7 +5,7 @@
 A program of the first kernel owns a strip of keys and sums dK and dV; one of the second owns a strip of queries and
 sums dQ. Each result has one writer and no atomics, so it is deterministic. The gradients of a bias and of a table of
 spans are recomputed (derivatives/torch_recomputed.py). `loss` is a base.Upstream whose numbers are contiguous, (batch,
-heads, …), or None: then `keys` answers Aᵀ·g alone. `state` has the forward pass's State of each row.
+heads, …); without its rows `keys` answers Aᵀ·g alone. `state` has the forward pass's State of each row.
 """
 
 import triton
@@ -52,7 +52,7 @@ def slopes(left, right, inputs, state, loss, rules, b, h, BY_KEYS: tl.constexpr,
     logs = log_weights(s, state, line, i < rules.queries)
     p = tl.exp2(logs)
     by_score = p
-    if loss is not None:
+    if loss.rows is not None:
         inner = tl.zeros((1, 1), sizes.FLOAT)
         if inputs.v is not None:
             inner = product(left.y, tl.trans(right.y), sizes.PRECISION)
@@ -69,7 +69,7 @@ def _add_queries(state, job, rules, strip, start, MASKED: tl.constexpr, sizes):
     inputs, block, states, loss = job
     queries = tokens(inputs.q, inputs.g, strip.b, strip.h, start, rules.queries, sizes.N, sizes)
     p, by_score, visible = slopes(block, queries, inputs, states, loss, rules, strip.b, strip.h, True, MASKED, sizes)
-    if loss is not None:
+    if loss.rows is not None:
         by_k = mixed(by_k, by_score, visible, queries.x, MASKED, sizes.PRECISION)
     if inputs.g is not None:
         by_v = mixed(by_v, p, visible, queries.y, MASKED, sizes.PRECISION)
@@ -86,7 +86,7 @@ def keys(inputs, rules, state, loss, out_k, out_v, sizes):
     block = tokens(inputs.k, inputs.v, strip.b, strip.h, strip.first, rules.keys, sizes.M, sizes)
     sums = tl.zeros((sizes.M, sizes.DK), sizes.FLOAT), tl.zeros((sizes.M, sizes.DV), sizes.FLOAT)
     by_k, by_v = over(_add_queries, sums, (inputs, block, state, loss), rules, strip, False, sizes)
-    if loss is not None:
+    if loss.rows is not None:
         store_rows(out_k, strip.line, strip.inside, by_k * tl.load(rules.scales + strip.h), sizes.d_k)
     if inputs.g is not None:
         store_rows(out_v, strip.line, strip.inside, by_v, sizes.d_v)

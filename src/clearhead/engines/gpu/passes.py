@@ -128,10 +128,11 @@ def weights(call: Call, state: State) -> Array:
 def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d): the kernel `keys` computes it as dV."""
     keys, parts = call.problem.keys, []
+    none = Upstream(cast("Array", None))
     for start in range(0, max(1, g.shape[-1]), MOST_D):
         run = Pass(call.with_values(None), "gradients", g[..., start : start + MOST_D])
         parts.append(run.zeros(keys, run.sizes.d_v))
-        run.launch(gradient_kernels.keys, keys, state=run.states(state), loss=None, out_k=None, out_v=parts[-1])
+        run.launch(gradient_kernels.keys, keys, state=run.states(state), loss=none, out_k=None, out_v=parts[-1])
     return gpu.from_tensor(torch.cat(parts, -1), call.q)
 
 
