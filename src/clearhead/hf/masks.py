@@ -69,8 +69,8 @@ class MaskPattern:
     def _segments(self, queries: range, keys: range) -> RuleDict:
         sides = []
         for positions in (queries, keys) if self.segmented else ():
-            index = torch.arange(positions.start, positions.stop)
             if self.chunk is not None and self.before is not None:
+                index = torch.arange(positions.start, positions.stop, device=self.before.device)
                 sides.append((index[None, :] - self.before[:, None]) // self.chunk)
             elif self.packed is not None:
                 sides.append(self.packed[:, positions.start : positions.stop])
@@ -212,8 +212,8 @@ def _additive(value: Any) -> Any:
             (row, col), (n, m) = value.start, value.shape[2:]
             allowed = value.pattern.full(range(row, row + n), range(col, col + m))
             assert allowed is not None
-            least = torch.finfo(value.dtype).min
-            value.whole = torch.where(allowed, torch.zeros((), dtype=value.dtype, device=allowed.device), least)
+            least, zero = torch.finfo(value.dtype).min, torch.zeros((), dtype=value.dtype, device=value.device)
+            value.whole = torch.where(allowed.to(zero.device), zero, least)
         return value.whole
     if isinstance(value, (list, tuple)):
         return type(value)(map(_additive, value))
@@ -325,4 +325,4 @@ def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:
     last = np.where(real.numpy(), np.arange(1, len(keys) + 1), 0).max(-1, initial=0)
     if bool((lengths.numpy() == last).all()):
         return {"kv_lengths": lengths}
-    return {"mask": real[:, None, None, :]}
+    return {"mask": real[:, None, None, :].to(padding.device)}
