@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ hf = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 import clearhead as ch  # noqa: E402
-from clearhead.errors import FileError  # noqa: E402
+from clearhead.arguments import columns  # noqa: E402
+from clearhead.cli import main  # noqa: E402
+from clearhead.errors import ClearheadError, FileError  # noqa: E402
 from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
+from decoder_peers import SIZES, peer_of  # noqa: E402
 from dense_gpt2 import SHIPPED as FOLDER  # noqa: E402
 from gguf_files import write  # noqa: E402
-from test_models import SIZES, peer_of  # noqa: E402
+from seeds import fresh  # noqa: E402
 
 FILE = "application/vnd.ollama.image.model"
 
@@ -41,6 +45,17 @@ def studio(home, *names, of=None):
     for name in names:
         shutil.copy(of, place / name)
     return place
+
+
+def ollama(home, file, place, *more):
+    """A manifest of Ollama's at this place, and the file it names as the model and as `more` kinds of layers."""
+    models = home / ".ollama" / "models"
+    manifest, blob = models / "manifests" / place, models / "blobs" / "sha256-abc"
+    for path in (manifest, blob):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, blob)
+    layers = [FILE, *(FILE.replace("model", kind) for kind in more)]
+    manifest.write_text(json.dumps({"layers": [{"mediaType": kind, "digest": "sha256:abc"} for kind in layers]}))
 
 
 def listed(name):
@@ -84,14 +99,8 @@ def test_a_projector_beside_a_model_does_not_hide_it(home, file):
 
 
 def test_ollamas_names_from_other_hosts_are_found(home, file):
-    models = home / ".ollama" / "models"
-    (models / "blobs").mkdir(parents=True)
-    shutil.copy(file, models / "blobs" / "sha256-abc")
-    for place, more in (("hf.co/Owner/Tiny-GGUF/Q4_K_M", []), ("registry.ollama.ai/library/tuned/latest", ["adapter"])):
-        layers = [FILE, *(FILE.replace("model", kind) for kind in more)]
-        path = models / "manifests" / place
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"layers": [{"mediaType": kind, "digest": "sha256:abc"} for kind in layers]}))
+    ollama(home, file, "hf.co/Owner/Tiny-GGUF/Q4_K_M")
+    ollama(home, file, "registry.ollama.ai/library/tuned/latest", "adapter")
     assert ch.load_model("ollama:hf.co/owner/tiny-gguf:Q4_K_M").config.layers == 3
     assert not listed("ollama:hf.co/Owner/Tiny-GGUF:Q4_K_M")["reason"]
     assert "adapter" in listed("ollama:tuned")["reason"]
@@ -236,3 +245,59 @@ def test_a_text_that_is_no_unicode_and_a_reply_too_long_are_refused():
     count = model.config.positions
     with pytest.raises(ch.errors.ShapeError, match=rf"the text has 2 tokens and the reply {count}, but"):
         model.generate([1, 2], count)
+
+
+def test_models_are_found_where_ollama_and_lm_studio_keep_them(home, file, capsys):
+    ollama(home, file, "registry.ollama.ai/library/tiny/1b")
+    (studio(home) / "tiny.gguf").write_bytes(file.read_bytes()[:1000])
+    assert ch.load_model("ollama:tiny:1b").config.layers == 3
+    with pytest.raises(FileError, match=r"Ollama has no model other here[\s\S]*ollama:tiny:1b"):
+        ch.load_model("ollama:other")
+    with pytest.raises(FileError, match="not a whole GGUF file"):
+        ch.load_model("lmstudio:tiny")
+    listed = {each["name"]: each for each in models_here()}
+    assert listed["ollama:tiny:1b"]["family"] == "llama"
+    assert not listed["ollama:tiny:1b"]["reason"]
+    assert "GGUF" in listed["lmstudio:someone/tiny"]["reason"]
+    assert listed["(the shipped model)"]["family"] == "gpt2"
+    assert main(["models", "--lang", "zh"]) == 0
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.partition("\n\n")[0].splitlines())
+    assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
+    assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
+    assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
+
+
+@pytest.mark.parametrize(
+    "damages", [200, pytest.param(600, marks=pytest.mark.gate), pytest.param(4000, marks=pytest.mark.long)]
+)
+def test_damaged_gguf_files_get_one_error(tmp_path, file, damages):
+    """Damages of a header, each read without a crash, a hang or another error than our own."""
+    data = bytearray(file.read_bytes())
+    rng, place = fresh(), tmp_path / "damaged.gguf"
+    header, kept = data.index(b"token_embd.weight"), 0
+    place.write_bytes(data.replace(b"blk.0.attn_q.weight", b"blk_0_attn_q_weight"))
+    with pytest.raises(ClearheadError, match="attn_q"):
+        load(place)
+    for trial in range(damages):
+        copy = bytearray(data if trial % 4 else data[: int(rng.integers(0, len(data)))])
+        for _ in range(int(rng.integers(1, 4))):
+            if len(copy) > 8:
+                start = int(rng.integers(0, min(len(copy) - 8, header + 4000)))
+                size = int(rng.integers(1, 9))
+                copy[start : start + size] = rng.choice([rng.bytes(size), b"\xff" * size, b"\0" * size])
+        place.write_bytes(copy)
+        with suppress(ClearheadError):
+            load(place)
+            kept += 1
+    assert kept < damages
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(peer_of("qwen2").config.to_dict()), encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model.safetensors"}}')
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileError, match=f"{name} is no ordinary file"):
+        load(tmp_path)

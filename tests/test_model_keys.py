@@ -12,10 +12,10 @@ pytest.importorskip("gguf")
 
 from clearhead.errors import FileError  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
+from decoder_peers import CASES, N, peer_of, saved  # noqa: E402
 from gguf_files import write  # noqa: E402
 from problems import in_the_gate  # noqa: E402
 from seeds import fresh  # noqa: E402
-from test_models import CASES, N, peer_of, saved  # noqa: E402
 
 CHANGED = {  # other values of keys, each of which some family computes with and others do not
     "rope_theta": [500.0], "partial_rotary_factor": [0.5], "rope_local_base_freq": [77.0], "rotary_dim": [4],

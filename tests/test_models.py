@@ -1,11 +1,7 @@
 """Decoders in NumPy against Transformers' eager attention: logits, derivatives, decoding; folders and GGUF files."""
 
-import json
-import os
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,172 +11,24 @@ hf = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
 import clearhead as ch  # noqa: E402
-from clearhead.arguments import columns  # noqa: E402
 from clearhead.cli import main  # noqa: E402
-from clearhead.errors import ClearheadError, FileError  # noqa: E402
+from clearhead.errors import FileError  # noqa: E402
 from clearhead.explaining.attribution import ways  # noqa: E402
 from clearhead.explaining.part_runs import edges  # noqa: E402
 from clearhead.models.decoder import Decoder  # noqa: E402
 from clearhead.models.families import FAMILIES, Config, Family  # noqa: E402
-from clearhead.models.finding import models_here  # noqa: E402
 from clearhead.models.model import load  # noqa: E402
 from clearhead.models.protocol import Variant, choices  # noqa: E402
 from clearhead.models.variants import attended, hidden_of, through_attention  # noqa: E402
 from clearhead.models.weights import Weights  # noqa: E402
+from decoder_peers import CASES, OSS, SIZES, N, peer_of, saved  # noqa: E402
 from gguf_files import write  # noqa: E402
 from programs import peak_of  # noqa: E402
 from seeds import fresh  # noqa: E402
 
-SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "eos_token_id": None, "bos_token_id": None,
-    "pad_token_id": 0,
-}  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}  # fmt: skip
-LONG = {
-    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.1, 1.2, 1.3, 1.4],
-    "long_factor": [2.0, 3.0, 4.0, 5.0],
-}  # fmt: skip
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-QWEN = {
-    "num_experts": 5,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
-    "head_dim": 16,
-}
-OSS = {
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "head_dim": 16,
-    "sliding_window": 7,
-    "rope_parameters": YARN | {"truncate": False},
-}
-GEMMA4 = {
-    "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-}  # fmt: skip
-CASES = {
-    "gpt2": ("GPT2", {}),
-    "gpt2, exact gelu, own output": ("GPT2", {
-        "activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 77
-    }),
-    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "llama 3": ("Llama", {"rope_parameters": LLAMA3}),
-    "mistral, window": ("Mistral", {"sliding_window": 7, "head_dim": 16}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2, late windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "gemma": ("Gemma", {"head_dim": 16}),
-    "gemma 2": ("Gemma2", {
-        "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-    }),
-    "gemma 3": ("Gemma3", {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 9}),
-    "gemma 4": ("Gemma4", GEMMA4 | {
-        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 3,
-        "use_double_wide_mlp": True, "final_logit_softcapping": 3.0,
-    }),
-    "gemma 4, keys as values": ("Gemma4", GEMMA4 | {
-        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-        "attention_bias": True,
-    }),
-    "phi-3, window": ("Phi3", {"sliding_window": 6}),
-    "phi-3, long": ("Phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONG}),
-    "granite": ("Granite", {
-        "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.2
-    }),
-    "olmo 2": ("Olmo2", {}),
-    "stablelm": ("StableLm", {"use_qkv_bias": True}),
-    "starcoder 2": ("Starcoder2", {"sliding_window": 6}),
-    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 7}),
-    "qwen3-moe": ("Qwen3Moe", QWEN),
-    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
-    "gpt-oss": ("GptOss", OSS),
-    "gpt-oss, other limit": ("GptOss", OSS | {"swiglu_limit": 2.0}),
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
-    "olmo 3": ("Olmo3", {
-        "num_hidden_layers": 5, "sliding_window": 7,
-        "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
-    }),
-    "gpt-neox": ("GPTNeoX", {}),
-    "gpt-neox, one after the other": ("GPTNeoX", {"use_parallel_residual": False}),
-    "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 48}),
-    "phi-2": ("Phi", {}),
-    "falcon 7b": ("Falcon", {"multi_query": True, "bias": True}),
-    "falcon 40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "glm-4": ("Glm4", {"head_dim": 8}),
-    "cohere 2": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 7}),
-    "exaone 4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 7}),
-    "exaone 4, no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
-    "hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "rope_parameters": {
-        "rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0
-    }}),
-    "seed-oss": ("SeedOss", {"head_dim": 16}),
-    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7}),
-    "ministral 3": ("Ministral3", {"head_dim": 16, "rope_parameters": {
-        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3
-    }}),
-    "glm": ("Glm", {"head_dim": 8}),
-    "cohere": ("Cohere", {}),
-    "ernie 4.5": ("Ernie4_5", {"head_dim": 16}),
-    "arcee": ("Arcee", {"head_dim": 16}),
-    "bloom": ("Bloom", {}),
-    "mpt": ("Mpt", {"attn_config": {"clip_qkv": 1.1}}),
-    "mpt, other slopes": ("Mpt", {"attn_config": {"alibi_bias_max": 12}}),
-    "qwen3, yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
-}  # fmt: skip
 # Those that GGUF has no key or architecture for.
 UNKNOWN = ("opt", "ministral", "glm", "gpt-oss, other limit")
 NO_KEY = [(name, "gguf") for name in CASES if name.startswith(("gpt2, ", "qwen2, ")) or name in UNKNOWN]
-N = 40
-
-
-def peer_of(name):
-    """Transformers' model of a case, with weights large enough that attention is far from uniform."""
-    kind, options = CASES[name]
-    inputs = SIZES | options
-    if kind == "GPT2":
-        keys = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-        keys |= {"max_position_embeddings": "n_positions"}
-        inputs = {keys.get(key, key): value for key, value in inputs.items()}
-        del inputs["intermediate_size"]
-    if kind in ("Bloom", "Mpt"):
-        inputs["seq_length" if kind == "Bloom" else "max_seq_len"] = inputs.pop("max_position_embeddings")
-        del inputs["intermediate_size"]
-    if kind in ("GPT2", "GPTNeoX", "OPT", "Bloom", "Mpt"):
-        del inputs["num_key_value_heads"]
-    config = getattr(hf, f"{kind}TextConfig" if kind in ("Gemma3", "Gemma4") else f"{kind}Config")(
-        **inputs, attn_implementation="eager"
-    )
-    peer = getattr(hf, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
-    if kind == "Mpt":  # whose class leaves out the number
-        largest = {"alibi_bias_max": config.attn_config.alibi_bias_max}
-        peer.transformer.build_mpt_alibi_tensor = partial(peer.transformer.build_mpt_alibi_tensor, **largest)
-    generator = torch.Generator().manual_seed(int(fresh().integers(2**31)))
-    scales = [each for each in peer.named_buffers() if each[0].endswith("layer_scalar")]  # of Gemma 4
-    for part, parameter in (*peer.named_parameters(), *scales):  # gpt-oss's experts reach their limit of 7
-        torch.nn.init.normal_(
-            parameter, std=3.0 if kind == "GptOss" and "gate_up" in part else 0.3, generator=generator
-        )
-    return peer
-
-
-def saved(peer, place, shard="5GB"):
-    peer.save_pretrained(place, max_shard_size=shard)
-    shipped = Path(ch.__file__).parent / "models" / "rhymes" / "tokenizer.json"
-    (place / "tokenizer.json").write_bytes(shipped.read_bytes())
-    return place
 
 
 def run_of(peer, ids):
@@ -425,42 +273,6 @@ def test_what_the_family_does_not_have_is_refused(tmp_path):
         load(place)
 
 
-@pytest.mark.parametrize(
-    "damages", [200, pytest.param(600, marks=pytest.mark.gate), pytest.param(4000, marks=pytest.mark.long)]
-)
-def test_damaged_gguf_files_get_one_error(tmp_path, damages):
-    """Damages of a header, each read without a crash, a hang or another error than our own."""
-    data = bytearray(write(tmp_path / "model.gguf", peer_of("llama 3")).read_bytes())
-    rng, place = fresh(), tmp_path / "damaged.gguf"
-    header, kept = data.index(b"token_embd.weight"), 0
-    place.write_bytes(data.replace(b"blk.0.attn_q.weight", b"blk_0_attn_q_weight"))
-    with pytest.raises(ClearheadError, match="attn_q"):
-        load(place)
-    for trial in range(damages):
-        copy = bytearray(data if trial % 4 else data[: int(rng.integers(0, len(data)))])
-        for _ in range(int(rng.integers(1, 4))):
-            if len(copy) > 8:
-                start = int(rng.integers(0, min(len(copy) - 8, header + 4000)))
-                size = int(rng.integers(1, 9))
-                copy[start : start + size] = rng.choice([rng.bytes(size), b"\xff" * size, b"\0" * size])
-        place.write_bytes(copy)
-        with suppress(ClearheadError):
-            load(place)
-            kept += 1
-    assert kept < damages
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
-    (tmp_path / "config.json").write_text(json.dumps(peer_of("qwen2").config.to_dict()), encoding="utf-8")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model.safetensors"}}')
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(FileError, match=f"{name} is no ordinary file"):
-        load(tmp_path)
-
-
 def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
     config = hf.LlamaConfig(**{**SIZES, "vocab_size": 5000, "max_position_embeddings": 8000})
     made = ch.load_model(write(tmp_path / "wide.gguf", hf.LlamaForCausalLM(config)))
@@ -468,35 +280,3 @@ def test_a_run_keeps_no_weights_and_no_logits_of_every_token(tmp_path):
     short, long = (peak_of(lambda count=count: made.run(ids[:count]).logits[-1]) for count in (2000, 8000))
     assert long < 4.2 * short, f"{short} bytes, then {long}"
     assert long < 8000 * 5000 * 4
-
-
-def test_models_are_found_where_ollama_and_lm_studio_keep_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    file = write(tmp_path / "model.gguf", peer_of("llama 3"))
-    ollama = tmp_path / ".ollama" / "models"
-    manifest = ollama / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "1b"
-    manifest.parent.mkdir(parents=True)
-    kind = "application/vnd.ollama.image.model"
-    manifest.write_text('{"layers": [{"mediaType": "%s", "digest": "sha256:abc"}]}' % kind)  # noqa: UP031
-    (ollama / "blobs").mkdir()
-    (ollama / "blobs" / "sha256-abc").write_bytes(file.read_bytes())
-    studio = tmp_path / ".lmstudio" / "models" / "someone" / "tiny"
-    studio.mkdir(parents=True)
-    (studio / "tiny.gguf").write_bytes(file.read_bytes()[:1000])
-    assert ch.load_model("ollama:tiny:1b").config.layers == 3
-    with pytest.raises(FileError, match=r"Ollama has no model other here[\s\S]*ollama:tiny:1b"):
-        ch.load_model("ollama:other")
-    with pytest.raises(FileError, match="not a whole GGUF file"):
-        ch.load_model("lmstudio:tiny")
-    listed = {each["name"]: each for each in models_here()}
-    assert listed["ollama:tiny:1b"]["family"] == "llama"
-    assert not listed["ollama:tiny:1b"]["reason"]
-    assert "GGUF" in listed["lmstudio:someone/tiny"]["reason"]
-    assert listed["(the shipped model)"]["family"] == "gpt2"
-    assert main(["models", "--lang", "zh"]) == 0
-    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.partition("\n\n")[0].splitlines())
-    assert shown["（自带的模型）"].strip() == "gpt2，399 万个参数，F16，8.0 MB"
-    assert listed["lmstudio:someone/tiny"]["reason"] in shown["lmstudio:someone/tiny"]
-    assert len({columns(name + facts) - columns(facts.lstrip()) for name, facts in shown.items()}) == 1
