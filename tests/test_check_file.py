@@ -10,8 +10,8 @@ from clearhead.cli import main
 from clearhead.diagnosing.claims import check_file, is_consequence
 from clearhead.errors import ClearheadError, FileError, ShapeError, UnknownNameError
 from diagnosing import EXAMPLE, WRONG, softmax, written
+from page_files import header_of
 from seeds import fresh
-from test_page import header_of
 
 
 def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):

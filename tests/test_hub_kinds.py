@@ -12,9 +12,9 @@ import transformers as hf
 import clearhead as ch
 from clearhead.models import hub
 from clearhead.models.protocol import Variant
+from page_files import header_of
 from problems import in_the_gate, of_tiers
 from small_models import save, tokenizer
-from test_page import header_of
 from watched import shaken
 
 TEXT = "humpty dumpty sat on the wall and had a great fall"

@@ -15,9 +15,9 @@ from clearhead.errors import SelectionError
 from clearhead.view import images, long, page
 from clearhead.view.answers import tile
 from long_pages import TOKENS, H, document_of, end_of, long_page, matrix, two_layers
+from page_files import HOSTILE, header_of
 from problems import in_the_gate
 from seeds import fresh
-from test_page import HOSTILE, header_of
 from test_page_values import CHECK, in_node
 
 RNG = np.random.default_rng(8)

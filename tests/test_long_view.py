@@ -11,8 +11,8 @@ from browser import opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.view import long
 from long_pages import TOKENS, H, document_of, end_of, long_page, matrix, two_layers
+from page_files import HOSTILE
 from seeds import fresh
-from test_page import HOSTILE
 
 small = pytest.fixture(two_layers, scope="module")
 

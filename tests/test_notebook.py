@@ -15,9 +15,9 @@ import pytest
 import clearhead as ch
 from clearhead.spelling import spelled
 from clearhead.watching.effects import EDGES, HEADS, Edge, Head, Lines
+from page_files import HOSTILE
 from seeds import fresh
 from terminal import call
-from test_page import HOSTILE
 
 TEXT = "mary had a little lamb its fleece was white as"
 ROOT = Path(ch.__file__).parent

@@ -14,8 +14,8 @@ from clearhead.core.arrays import bfloat16
 from clearhead.digits import percent
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.view import container, long, page
+from page_files import header_of
 from seeds import fresh
-from test_page import header_of
 from test_rooms import results, settled, vector
 
 CHECK = Path(__file__).parents[1] / "page/check"

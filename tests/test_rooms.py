@@ -11,8 +11,8 @@ from clearhead.explaining.steps import steps_of_text
 from clearhead.models import model as gpt2
 from clearhead.view.long import ShownLayer, ShownRun, document
 from clearhead.view.page import encoded
+from page_files import header_of
 from seeds import fresh
-from test_page import header_of
 
 TEXT = "mary had a little lamb its fleece"
 

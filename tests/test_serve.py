@@ -20,9 +20,9 @@ from clearhead.explaining.answers import REPLY
 from clearhead.models.finding import SHIPPED_HERE
 from clearhead.models.protocol import Variant
 from dense_gpt2 import WORDS
+from page_files import header_in, header_of
 from seeds import fresh
 from terminal import refused
-from test_page import header_in, header_of
 from test_view import TOKEN, asked, listening_to, server
 
 RUN = f"/{TOKEN}/run"

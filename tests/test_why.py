@@ -28,10 +28,10 @@ from clearhead.models.hub import of_loaded
 from clearhead.models.mlp import ACTIVATIONS
 from clearhead.models.protocol import Token
 from dense_gpt2 import SHIPPED, WORDS, dense, in_float64
+from page_files import header_of
 from seeds import fresh
 from terminal import call
 from test_derivatives import drawn
-from test_page import header_of
 
 STEP = 1e-4
 shipped = cache(gpt2.load)

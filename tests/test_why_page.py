@@ -13,9 +13,9 @@ from clearhead.explaining.answers import probability
 from clearhead.explaining.why_page import OtherNumber, numbers_of
 from clearhead.explaining.why_words import conclusion, ratio, so_likely
 from clearhead.view.container import Document
+from page_files import HOSTILE, header_of
 from seeds import fresh
 from terminal import call
-from test_page import HOSTILE, header_of
 from test_why import random_model, random_text, shipped
 
 TEXT = "mary had a little"
