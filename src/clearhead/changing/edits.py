@@ -111,7 +111,9 @@ def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, head
     """
     if keys is None:
         raise RuleError("boost has no keys: expected the keys that get more weight.", 'ch.boost(keys="word", …)')
-    return _made("boost", layers, heads, queries=queries, keys=keys, by=_number("by", by))
+    number = read_number("by", by, None)
+    check_size("by", number)
+    return _made("boost", layers, heads, queries=queries, keys=keys, by=number)
 
 
 def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Edit:
@@ -233,14 +235,6 @@ def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
         raise SelectionError(f"heads holds {some[0]}: expected {_HEADS[1]}.", _HEADS[2])
     named = {"layers": _some("layers", chosen), "heads": _some("heads", some and tuple(map(int, some)))}
     return Edit(kind=kind, **named, **what)
-
-
-def _number(name: str, value: Any) -> float:
-    if value is None:
-        raise RuleError(f"{name} is None: expected a number.")
-    number = read_number(name, value, 0.0)
-    check_size(name, number)
-    return number
 
 
 def _some(name: str, members: Any) -> Any:

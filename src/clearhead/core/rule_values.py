@@ -106,9 +106,9 @@ def read_slice(name: str, value: Any, size: int) -> range:
         raise SelectionError(expected(name, value, "a slice of whole numbers")) from None
 
 
-def read_number(name: str, value: Any, default: float) -> float:
-    """Read a finite number; None gives the default. Raises RuleError."""
-    if value is None:
+def read_number(name: str, value: Any, default: float | None, hint: str = "") -> float:
+    """Read a finite number; None gives the default, if there is one. Raises RuleError."""
+    if value is None and default is not None:
         return default
     try:
         tracked = not isinstance(value, (int, float)) and getattr(value, "requires_grad", False)
@@ -116,11 +116,12 @@ def read_number(name: str, value: Any, default: float) -> float:
             raise TypeError
         number = float(value)
     except OverflowError:
-        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.", hint) from None
     except Exception:  # another library's __float__ may raise anything
-        raise RuleError(expected(name, value, "a number")) from None
+        raise RuleError(expected(name, value, "a number"), hint) from None
     if not -inf < number < inf:
-        raise RuleError(expected(name, number, "a finite number"), f"leave {name} out for its default.")
+        away = "" if default is None else f"leave {name} out for its default."
+        raise RuleError(expected(name, number, "a finite number"), hint or away)
     return number
 
 

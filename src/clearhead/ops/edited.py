@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.core.arrays import as_rule_array, torch_of, unrepeated
 from clearhead.core.axes import Array
-from clearhead.core.namespace import astype, dtype_name, namespace, numbers_like
+from clearhead.core.namespace import astype, dtype_name, namespace
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import Extent, is_whole, read_number
 from clearhead.core.rules import RULES, Rules
@@ -79,7 +79,7 @@ class Editable:
                [0.5  , 0.25 , 0.25 ]])
         """
         hint = "by=2.0, for example; A.cut(queries, keys) removes keys altogether."
-        amount = _number("by", by, hint)
+        amount = read_number("by", by, None, hint)
         return self._added("boost", queries, keys, amount, by=amount)
 
     def tempered(self, t: float) -> Self:
@@ -99,10 +99,10 @@ class Editable:
         >>> A[0].round(3), A
         (array([0.881, 0.119]), AttentionMatrix(queries 2, keys 2) float64, never stored, after tempered(0.5))
         """
-        number = _number("t", t, _T)
+        number = read_number("t", t, None, _T)
         if not SMALLEST_T <= number <= 1 / SMALLEST_T:
             raise RuleError(f"t is {number}: expected a number above 0, from 1e-30 to 1e30.", _T)
-        return self._edited(f"tempered({number})", lambda q, rules: divided(rules, np.array([number]), q))
+        return self._edited(f"tempered({number})", lambda q, rules: divided(rules, number, q))
 
     def _added(self, name: str, queries: Any, keys: Any, amount: float, **more: Any) -> Self:
         sizes, said, labels = self.shape[-2:], [], []
@@ -128,19 +128,18 @@ def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, ...]) -> R
     return cast("Rules", {**rules, "spans": (*labels, table)})
 
 
-def divided(rules: Rules, t: Array, q: Any) -> Rules:
-    """Make the rules under which logits are divided by t, (heads,) or (1,)."""
-    if (t == 1).all():
+def divided(rules: Rules, t: float, q: Any) -> Rules:
+    """Make the rules under which logits are divided by t."""
+    if t == 1:
         return rules
-    by = t[:1] if (t == t[0]).all() else t
     result: Any = dict(rules)
     for name, rule in RULES.items():
         if rule.logits and (rules.get(name) is not None or rule.always):
-            result[name] = _OVER.get(name, _over)(name, rules.get(name), by, q)
+            result[name] = _OVER.get(name, _over)(name, rules.get(name), t, q)
     return cast("Rules", result)
 
 
-def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
+def _scale_over(name: str, value: Any, t: float, q: Any) -> Any:
     prefix = tuple(q.shape[:-2])
     sizes = Extent(prefix, prefix[-1] if prefix else 1, 0, 0, q.shape[-1], "cpu")
     with ungraphed(), np.errstate(over="ignore"):
@@ -148,35 +147,24 @@ def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
     return float(numbers[0]) if (numbers == numbers[0]).all() else numbers
 
 
-def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
-    if len(t) > 1:
-        raise RuleError(
-            f"t is {shown(t.tolist())}, and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.",
-            "give all heads the same t.",
-        )
-    return float(value) / float(t[0])
-
-
-_OVER: dict[str, Callable[[str, Any, Array, Any], Any]] = {
+_OVER: dict[str, Callable[[str, Any, float, Any], Any]] = {
     "scale": _scale_over,
-    "softcap": _softcap_over,
+    "softcap": lambda _, value, t, __: float(value) / t,
     "spans": lambda name, value, t, q: (*parts_of(value)[:2], _over(name, parts_of(value)[2], t, q)),
 }
 
 
-def _over(name: str, value: Any, t: Array, q: Any) -> Any:
+def _over(name: str, value: Any, t: float, q: Any) -> Any:
     """Divide a rule's array by t in at least the statistics' precision; a tensor keeps its graph."""
-    axes = list(RULES[name].fields.values())[-1]
-    by = t.reshape(-1, *(1,) * (len(axes) - 1 - axes.index("heads"))) if len(t) > 1 else t[0]
-    whole = "queries" in axes  # a bias, which may be large; it broadcasts again
+    whole = name == "bias"  # which may be large; it broadcasts again
     wide = np.float32 if whole and not str(q.dtype).endswith("float64") else np.float64
     x: Any = as_rule_array(value, name) if torch_of(value) is None else value
     x = unrepeated(x) if whole else x
-    check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
+    check_room(f"{name}/t", array_bytes(x.shape, 8), "A.part(batch, head) has less.")
     dtype = np.promote_types(np.dtype(dtype_name(x)), wide)
     x, largest = astype(x, dtype), float(np.finfo(dtype).max)
     with np.errstate(over="ignore", invalid="ignore"):
-        result = namespace(x).clip(x / numbers_like(by, x), -largest, largest)
+        result = namespace(x).clip(x / t, -largest, largest)
     return namespace(x).where(namespace(x).isinf(x), x, result)
 
 
@@ -195,15 +183,6 @@ def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, ...]) -> Spa
     if len(numbers) != 1:
         wide = wide.expand(*lead, *wide.shape[len(lead) :])
     return SpanTerm(queries, keys, wide.reshape(numbers.shape))
-
-
-def _number(name: str, value: Any, hint: str) -> float:
-    if value is None:
-        raise RuleError(f"{name} is None: expected a number.", hint)
-    try:
-        return read_number(name, value, 0.0)
-    except RuleError as error:
-        raise RuleError(error.what, hint) from None
 
 
 def _chosen(name: str, value: Any, size: int) -> Array:
