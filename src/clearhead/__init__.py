@@ -67,21 +67,16 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
-        return _part(name)
+        try:
+            return _load(name)
+        except ImportError as error:  # hasattr is False then, and the message says how to get what is missing
+            raise AttributeError(str(error)) from error
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'clearhead' has no attribute '{name}'")
     value = getattr(_load(home), name)
     globals()[name] = value
     return value
-
-
-def _part(name: str) -> Any:
-    """Load a subpackage. If its dependency is missing, hasattr is False and the AttributeError says how to get it."""
-    try:
-        return _load(name)
-    except ImportError as error:
-        raise AttributeError(str(error)) from error
 
 
 def __dir__() -> list[str]:

@@ -34,13 +34,13 @@ def fixed(number: float, decimals: int, width: int) -> str:
     return next((form for form in forms if len(form) <= width), forms[-1])
 
 
-def signed(number: float, decimals: int = 2) -> str:
-    """Print a difference or an effect with its sign; zero has none.
+def signed(number: float) -> str:
+    """Print a difference or an effect with its sign and two decimals; zero has no sign.
 
     >>> [signed(x) for x in (2.5, -0.25, 0.0)]
     ['+2.50', '-0.25', '0']
     """
-    return f"{'+' if number > 0 else ''}{fixed(number, decimals, 9)}"
+    return f"{'+' if number > 0 else ''}{fixed(number, 2, 9)}"
 
 
 def percent(share: float) -> str:

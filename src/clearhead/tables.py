@@ -88,19 +88,18 @@ def _one(language: Language, table: Table) -> str:
     below = "".join(f"<p>{escape(each)}</p>" for each in (*more, *notes))
     if not rows:
         return above + below
-    marks = [_mark(cells) for cells in zip(*rows, strict=True)]
+    marks = [
+        ""
+        if all(map(_NUMBER.fullmatch, cells))
+        else f' style={_LEFT}"' + " class=wide" * (max(map(len, cells)) > _WIDE)
+        for cells in zip(*rows, strict=True)
+    ]
     body = [_row(cells, marks) for cells in rows[:_ROWS]]
     if numbers:
         signs = ("#4a86e8" if x > 0 else "#d9730d" for x in numbers)  # on white and on black
         body = list(map(str.__add__, body, map(_BAR_CELL.format, signs, bars(numbers, 10))))
     head = _cells("th scope=col", map(escape, columns), marks)
     return f"{above}<table><tr>{head}<tr>{'<tr>'.join(body)}</table>{below}"
-
-
-def _mark(cells: Sequence[str]) -> str:
-    if all(map(_NUMBER.fullmatch, cells)):
-        return ""
-    return f' style={_LEFT}"' + " class=wide" * (max(map(len, cells)) > _WIDE)
 
 
 def _row(cells: Sequence[str], marks: Sequence[str]) -> str:

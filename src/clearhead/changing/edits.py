@@ -229,11 +229,16 @@ def _as_code(value: Any) -> str:
 
 def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
     what |= {name: read_places(name, what[name]) for name in ("queries", "keys") if name in what}
-    chosen = None if layers is None else tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
+    names = None if layers is None else read_members("layers", layers, *LAYERS)
+    whole = re.compile(r"-?[0-9]+").fullmatch  # the name "3" is the number 3
+    chosen = names and tuple(int(one) if is_whole(one) or whole(one) else str(one) for one in names)
     some = None if heads is None else sorted(set(read_members("heads", heads, *_HEADS)))
     if some and some[0] < 0:
         raise SelectionError(f"heads holds {some[0]}: expected {_HEADS[1]}.", _HEADS[2])
-    named = {"layers": _some("layers", chosen), "heads": _some("heads", some and tuple(map(int, some)))}
+    named = {
+        "layers": _some("layers", chosen),
+        "heads": _some("heads", some and tuple(map(int, some))),
+    }
     return Edit(kind=kind, **named, **what)
 
 
@@ -242,8 +247,3 @@ def _some(name: str, members: Any) -> Any:
     if members is not None and not members:
         raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
     return members
-
-
-def _plain(layer: Any) -> int | str:
-    """Read a layer's number or name; the name "3" is the number 3."""
-    return int(layer) if is_whole(layer) or re.fullmatch(r"-?[0-9]+", layer) else str(layer)

@@ -76,7 +76,7 @@ class DeviceArray:
                 last = tensor.shape[axis] - 1
                 part = slice(last - chosen[0], last - chosen[-1] + 1, -chosen.step) if chosen else slice(0, 0)
             elif isinstance(part, np.ndarray):
-                part = self._places(part)
+                part = sys.modules["torch"].from_numpy(np.ascontiguousarray(part)).to(tensor.device)
             plain.append(part)
             axis += part is not None
         return DeviceArray(tensor[tuple(plain)])
@@ -96,9 +96,6 @@ class DeviceArray:
 
     def astype(self, dtype: Any, *, copy: bool = True) -> "DeviceArray":
         return DeviceArray(self.tensor.to(getattr(sys.modules["torch"], np.dtype(dtype).name), copy=copy))
-
-    def _places(self, places: Any) -> Any:
-        return sys.modules["torch"].from_numpy(np.ascontiguousarray(places)).to(self.tensor.device)
 
 
 def as_array(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]:

@@ -29,14 +29,15 @@ _OF_ROWS, _OF_KEYS = {"q", "g", "output", *_PER_QUERY}, {"k", "v", "product"}
 _SMOOTH = {array for name in smooth() for array in arrays_of(name)} | {"product"}
 
 
-def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
+def check_smooth(names: Iterable[str], what: str) -> None:
     """Raise DerivativeError for a result that jumps from key to key, such as a maximum.
 
     names   names of statistics or of their arrays
     """
     missing = sorted({"top" if name in arrays_of("top") else name for name in names} - _SMOOTH)
     if missing:
-        raise DerivativeError(f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.", hint)
+        said = f"{', '.join(missing)} has no {what} here, since it jumps from one key to another."
+        raise DerivativeError(said, "observe it under torch.no_grad().")
 
 
 def gradients(task: Task, x: Tensors) -> Tensors:
