@@ -235,10 +235,7 @@ def _made(kind: str, layers: Any, heads: Any, **what: Any) -> Edit:
     some = None if heads is None else sorted(set(read_members("heads", heads, *_HEADS)))
     if some and some[0] < 0:
         raise SelectionError(f"heads holds {some[0]}: expected {_HEADS[1]}.", _HEADS[2])
-    named = {
-        "layers": _some("layers", chosen),
-        "heads": _some("heads", some and tuple(map(int, some))),
-    }
+    named = {"layers": _some("layers", chosen), "heads": _some("heads", some and tuple(map(int, some)))}
     return Edit(kind=kind, **named, **what)
 
 

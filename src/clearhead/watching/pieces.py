@@ -38,7 +38,7 @@ def words(pieces: Sequence[str]) -> list[int]:
     r"""The number of each token's word. A token continues a word if letters, digits or an apostrophe meet there.
 
     Any other token begins a word: punctuation and line breaks are words too, as is each token of a script without
-    spaces. The page divides texts the same way (page/src/long/units.js).
+    spaces.
 
     >>> words(["He", " doesn", "'t", " know", ",", "\n", "我", "们"])
     [0, 1, 1, 2, 3, 4, 5, 6]
