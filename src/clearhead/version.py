@@ -1,3 +1,3 @@
-"""The version: pyproject.toml reads it here, and saved files and pages carry it."""
+"""The version: pyproject.toml reads it here, and pages carry it."""
 
 __version__ = "0.2.0"

@@ -1,9 +1,9 @@
 """The table of statistics: what can be observed of attention's weights and of effects, and how partial results merge.
 
 Every list of statistics is derived from `STATISTICS`: the keywords of `observe` and their checks, the answers' sizes,
-how they merge, their derivatives, PyTorch's operators, saved files, notebooks. `Watched`, `Asked`,
-`AskedEffects`, `Wanted`, `Observation` and the methods of matrices repeat it for type checkers and for readers; a test
-compares them. Each engine declares the statistics that it computes, and is never asked for another.
+how they merge, their derivatives, PyTorch's operators, notebooks. `Watched`, `Asked`, `AskedEffects`, `Wanted`,
+`Observation` and the methods of matrices repeat it for type checkers and for readers; a test compares them.
+Each engine declares the statistics that it computes, and is never asked for another.
 """
 
 from collections.abc import Callable, Iterable, Mapping
