@@ -25,27 +25,16 @@ LONG = {
     "long_factor": [2.0, 3.0, 4.0, 5.0],
 }  # fmt: skip
 YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
 QWEN = {
-    "num_experts": 5,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
-    "head_dim": 16,
-}
+    "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16,
+}  # fmt: skip
 OSS = {
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "head_dim": 16,
-    "sliding_window": 7,
+    "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7,
     "rope_parameters": YARN | {"truncate": False},
-}
+}  # fmt: skip
 GEMMA4 = {
     "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,

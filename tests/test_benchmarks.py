@@ -1,4 +1,4 @@
-"""Small runs of benchmarks/, those of the GPU in Triton's interpreter; `clearhead bench`; the runner of breakages."""
+"""Small runs of benchmarks/; `clearhead bench`; the runner of breakages."""
 
 import json
 import subprocess

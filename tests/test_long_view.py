@@ -1,4 +1,4 @@
-"""The long view in a real browser: keyboard, pointer, search, languages, a hundred thousand tokens."""
+"""The long view in a real browser: pointer, keyboard, fingers, links, padding, a hundred thousand tokens."""
 
 import re
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""ch.watch keeps what a model's attention did, in files too; the names of its layers come from their modules' paths."""
+"""ch.watch keeps what a model's attention did; the names of its layers come from their modules' paths."""
 
 import re
 import warnings
