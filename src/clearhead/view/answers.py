@@ -8,6 +8,7 @@ import numpy as np
 from clearhead.core import visibility
 from clearhead.core.arrays import as_host_array
 from clearhead.core.axes import Array
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import SelectionError
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view.long import ShownLayer, ShownRun
@@ -64,10 +65,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], Array]] = {"row":
 
 
 def _number(asked: dict[str, Any], name: str, size: int) -> int:
-    value = asked.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
-        raise SelectionError(f"{name} is {value!r}: expected a whole number from 0 to {size - 1}")
-    return value
+    return whole_number(name, asked.get(name), 0, size - 1, error=SelectionError)
 
 
 def _range(asked: dict[str, Any], name: str, size: int) -> slice:
