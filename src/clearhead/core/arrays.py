@@ -191,6 +191,13 @@ def on_cpu(x: Array) -> Array:
     return _read(sys.modules["torch"], x.tensor.cpu()) if isinstance(x, DeviceArray) else x
 
 
+def near(x: Any) -> Any:
+    """Copy a tensor of a GPU, or each in a tuple, into the CPU's memory; anything else is returned as it is."""
+    if isinstance(x, tuple):
+        return tuple(map(near, x))
+    return x.cpu() if torch_of(x) is not None and x.device.type != "meta" else x
+
+
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """Broadcast x to this shape, as a view. Raises ValueError where it does not broadcast to it."""
     if x.shape == shape:

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array, bfloat16
+from clearhead.core.arrays import FLOATS, as_array, bfloat16, near
 from clearhead.core.axes import KEY, QUERY, VALUE, WEIGHTS, Array, heads_first, named, split_heads
 from clearhead.core.call import describe, describe_whole
 from clearhead.core.problem import Problem
@@ -109,12 +109,13 @@ def read_inputs(
     rotary   the base of rotary positions or None, and whether pairs are interleaved
     """
     check_convention(convention)
+    arrays, rules = ({name: near(x) for name, x in some.items()} for some in (arrays, rules))
     turning, layer, given = None, None, cast("Rules", rules)
     if rotary[0] is not None:
         turning = read_number("rotary", rotary[0], 0.0), read_flag("rotary_interleaved", rotary[1])
         if turning[0] <= 0:
             raise RuleError(expected("rotary", rotary[0], "the base of the angles, a positive number"))
-    theirs = turned(as_array(theirs, "theirs")[0], convention)
+    theirs = turned(as_array(near(theirs), "theirs")[0], convention)
     if "x" in arrays:
         check_names(given)
         layer, sizes = read_layer(arrays, num_heads, convention)

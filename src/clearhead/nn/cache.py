@@ -254,4 +254,7 @@ class KVCache:
                 raise DtypeError(
                     f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"
                 )
+            if x.device != room.device:
+                held = f"{name} is on device {x.device} but the cache is on device {room.device}."
+                raise DtypeError(held, f"KVCache(…, device={str(x.device)!r})")
         return new

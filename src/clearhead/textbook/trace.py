@@ -6,13 +6,13 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from clearhead import engines
 from clearhead.core import definition
-from clearhead.core.arrays import as_array
+from clearhead.core.arrays import as_array, near
 from clearhead.core.axes import Array, brief, join_heads, split_heads
 from clearhead.core.call import Call, describe, describe_whole
 from clearhead.core.problem import Problem
@@ -229,6 +229,8 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
     check_convention(convention)
+    q, k, v = map(near, (q, k, v))
+    rules = cast("Rules", {name: near(x) for name, x in rules.items()})
     if convention == "columns":
         read = [as_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         q, k, v = (restore(turned(array, convention)) for array, restore in read)
@@ -281,11 +283,13 @@ def trace_layer(
     """
     inputs = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
     inputs |= {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    inputs = {name: near(x) for name, x in inputs.items()}
+    rules = cast("Rules", {name: near(x) for name, x in rules.items()})
     check_names(rules)
     layer, sizes = read_layer(inputs, num_heads, convention)
     q = split_heads(layer.projected(layer.x, "q"), num_heads)
     k, v = (split_heads(layer.projected(layer.context, part), sizes.kv_heads or 1) for part in "kv")
-    call = describe(q, k, v, rules).giving_back(as_array(x, "x")[1])
+    call = describe(q, k, v, rules).giving_back(as_array(near(x), "x")[1])
     book = definition.attend(call.problem, call.q, call.k, call.v)
     arrays = {"x": layer.x, "context": layer.context, "q": q, "k": k, "v": v, **_named(call.problem, book)}
     arrays |= {f"w_{part}": w for part, w in layer.w.items()} | {f"b_{part}": b for part, b in layer.b.items()}
