@@ -225,10 +225,10 @@ void product(int threads, int packing, const Input& data, std::optional<Input> o
     const int64_t stored = int64_t(data.shape(0)), rows = order ? int64_t(order->size()) : stored;
     const int64_t* places = whole<int64_t>(order, rows, "order");
     for (int64_t i = 0; places && i < rows; ++i) check(places[i] >= 0 && places[i] < stored, "order");
-    check(x.ndim() == 2 && x.itemsize() == 4 && out.itemsize() == 4 && out.ndim() == 2, "x");
-    const int64_t tokens = int64_t(x.shape(0)), width = back ? rows : columns;
+    const int64_t width = back ? rows : columns, tokens = width ? int64_t(x.size()) / width : 0;
+    check(x.itemsize() == 4 && out.itemsize() == 4, "x");
     whole<float>(x, tokens * width, "x");
-    check(int64_t(out.shape(0)) == tokens && int64_t(out.shape(1)) == (back ? columns : rows), "out");
+    check(int64_t(out.size()) == tokens * (back ? columns : rows), "out");
     const ProductJob job{Packing(packing),
                          static_cast<const uint8_t*>(data.data()),
                          data.stride(0),

@@ -40,6 +40,7 @@ _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass comp
 
 
 PACKINGS = {} if kernel is None else {name: place for place, name in enumerate(kernel.packings())}  # of weights
+Packed = tuple[int, int, int, Array, Array | None]  # of a matrix: rows, columns, packing, bytes and the rows' order
 
 
 def level() -> str:
@@ -334,17 +335,23 @@ def others(call: Call, g: Array) -> Others:
     return results
 
 
-def multiply(x: Array, data: Array, packing: str, columns: int, order: Array | None, *, back: bool) -> Array:
-    """x·Wᵀ, (tokens, rows), for x (tokens, columns); with `back`, x·W, (tokens, columns), for x (tokens, rows).
+def packed(data: Array, packing: str, columns: int, order: Array | None) -> Packed:
+    """Describe a matrix W to `multiply`.
 
-    Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
     data      (stored rows, …): W's rows as a file packs them, one of PACKINGS
     columns   how many numbers a row has
     order     which of the stored rows are W's, in this order; None: all as they are
     """
-    x = np.ascontiguousarray(x)
-    width = columns if back else len(data) if order is None else len(order)
-    out = np.zeros((len(x), width), np.float32) if back else np.empty((len(x), width), np.float32)
     order = None if order is None else np.ascontiguousarray(order, np.int64)
-    kernel.product(get_num_threads(), PACKINGS[packing], data.view(np.uint8), order, columns, x, out, back)
+    return len(data) if order is None else len(order), columns, PACKINGS[packing], data.view(np.uint8), order
+
+
+def multiply(x: Array, w: Packed, *, back: bool) -> Array:
+    """x·Wᵀ, (…, rows), for x (…, columns); with `back`, x·W, (…, columns), for x (…, rows).
+
+    Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
+    """
+    rows, columns, packing, data, order = w
+    out = (np.zeros if back else np.empty)((*x.shape[:-1], columns if back else rows), np.float32)
+    kernel.product(get_num_threads(), packing, data, order, columns, np.ascontiguousarray(x), out, back)
     return out

@@ -136,14 +136,14 @@ def one(
     gate, up = _inner(weights, config, number, expert, x, up)
     if inner is not None:
         inner.append((gate, up.copy()))
-    for block in blocks(up.shape[-2], CACHED):
-        tokens = (..., block, slice(None))
-        with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
+    with np.errstate(over="ignore"):  # exp of a large number is infinite, and its share 0
+        for block in blocks(up.shape[-2], CACHED):
+            some = up[..., block, :]
             if gate is None:
-                up[tokens] = act(up[tokens])
+                some[...] = act(some)
             else:
-                gates, gated = _limited(config, gate[tokens], up[tokens])
-                up[tokens] = gated * act(gates)
+                gates, gated = _limited(config, gate[..., block, :], some)
+                np.multiply(gated, act(gates), out=some)
     return weights.linear(up, f"blk.{number}.ffn_down{expert}")
 
 

@@ -32,7 +32,7 @@ class Stored:
     scales       in gpt-oss's form of MXFP4, whose data is (rows, blocks, 16) bytes: each block's exponent plus 127
     mapped       the mapped file that holds it, if any
     turned       does the file store the transpose?
-    multiplied   can the compiled kernel multiply by it?
+    packed       as the compiled kernel multiplies by it; None if it cannot
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Stored:
     scales: Array | None = None
     mapped: mmap | None = field(init=False)
     turned: bool = field(init=False)
-    multiplied: bool = field(init=False)
+    packed: native.Packed | None = field(init=False)
 
     def __post_init__(self) -> None:
         base: Any = self.data
@@ -52,9 +52,11 @@ class Stored:
         object.__setattr__(self, "mapped", base if isinstance(base, mmap) else None)
         turned = self.data.strides[-1:] != (self.data.itemsize,)  # a file with (d_in, d_out) stores the transpose
         object.__setattr__(self, "turned", turned)
-        packed = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
-        packed = packed and self.data.ndim == 2 and self.data.strides[0 if turned else 1] == self.data.itemsize
-        object.__setattr__(self, "multiplied", packed and not native.missing())
+        rows = self.data.T if turned else self.data
+        packs = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
+        packs = packs and rows.ndim == 2 and rows.strides[1] == rows.itemsize and not native.missing()
+        packed = native.packed(rows, self.kind, self.shape[0 if turned else 1], self.order) if packs else None
+        object.__setattr__(self, "packed", packed)
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
         """Return rows of the tensor in a dtype; a view of the file if it has that dtype."""
@@ -96,22 +98,19 @@ class Stored:
 
     def product(self, x: Array, *, back: bool = False) -> Array:
         """Return x·Wᵀ, (…, d_out), for x (…, d_in); with `back`, x·W for x (…, d_out). W is (d_out, d_in)."""
-        rows = x.reshape(-1, x.shape[-1])
         self._check_whole()
-        if self.multiplied and x.dtype == np.float32:
-            data = self.data.T if self.turned else self.data
-            columns = self.shape[0 if self.turned else 1]
-            made = native.multiply(rows, data, self.kind, columns, self.order, back=back != self.turned)
-        else:
-            made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
-            step = max(1, _ROWS // self.shape[1])
-            for start in range(0, self.shape[0], step):
-                some = slice(start, start + step)
-                w = self.rows(some, x.dtype.type)
-                if back:
-                    made += rows[:, some] @ w
-                else:
-                    made[:, some] = rows @ w.T
+        if self.packed is not None and x.dtype == np.float32:
+            return native.multiply(x, self.packed, back=back != self.turned)
+        rows = x.reshape(-1, x.shape[-1])
+        made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
+        step = max(1, _ROWS // self.shape[1])
+        for start in range(0, self.shape[0], step):
+            some = slice(start, start + step)
+            w = self.rows(some, x.dtype.type)
+            if back:
+                made += rows[:, some] @ w
+            else:
+                made[:, some] = rows @ w.T
         return made.reshape(*x.shape[:-1], -1)
 
 
