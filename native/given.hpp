@@ -273,11 +273,11 @@ inline nb::object step(int threads, const Described& d, nb::handle q, nb::handle
         !reader.read(values, rooms[1]))
         return nb::none();
     const auto fits = [&](const Given& fresh, const Given& room) {
-        return fresh.ndim == 4 && room.ndim == 4 && fresh.has(p.batch, p.kv_heads, 1, room.shape[3]) &&
-               room.shape[0] == p.batch && room.shape[1] == p.kv_heads && place >= 0 && place < room.shape[2] &&
-               is_type(fresh.dtype, p.type) && is_type(room.dtype, p.type);
+        return fresh.has(p.batch, p.kv_heads, 1, room.shape[3]) && room.shape[0] == p.batch &&
+               room.shape[1] == p.kv_heads && place >= 0 && place < room.shape[2] && is_type(fresh.dtype, p.type) &&
+               is_type(room.dtype, p.type);
     };
-    if (!fits(key, rooms[0]) || !fits(value, rooms[1]) || query.ndim != 4 || !is_type(query.dtype, p.type) ||
+    if (!fits(key, rooms[0]) || !fits(value, rooms[1]) || !is_type(query.dtype, p.type) ||
         !query.has(p.batch, p.heads, 1, p.d_k) || key.shape[3] != p.d_k)
         return nb::none();
     const bool turned = !turns.is_none();

@@ -14,6 +14,8 @@ import numpy as np
 from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
+from clearhead.core.call import describe_whole
+from clearhead.engines import native
 from clearhead.models.families import Angles, Config, norm_back, normed, turned
 from clearhead.models.mlp import Inner, mlp, mlp_back, one, one_back
 from clearhead.models.protocol import Each, LayerRun
@@ -104,13 +106,12 @@ class Decoder:
 
     def placed(self, number: int, part: str, x: Array, angles: Angles, upstream: Array | None = None) -> Array:
         """Norm and rotate a projection; with `upstream`, the derivative by the result, return the derivative by x."""
-        name, back = f"blk.{number}.attn_{part}_norm", angles and (angles[0], -angles[1])
-        if self.config.normed_last:
-            if upstream is None:
-                return self.normed(name, turned(x, angles))
-            return turned(self.normed(name, turned(x, angles), upstream), back)
+        name, last = f"blk.{number}.attn_{part}_norm", self.config.normed_last
         if upstream is None:
-            return turned(self.normed(name, x), angles)
+            return self.normed(name, turned(x, angles)) if last else turned(self.normed(name, x), angles)
+        back = None if angles is None else np.stack([angles[0], -angles[1]])
+        if last:
+            return turned(self.normed(name, turned(x, angles), upstream), back)
         return self.normed(name, x, turned(upstream, back))
 
     def mixed(self, number: int, heads: Array) -> Array:
@@ -239,14 +240,38 @@ class Decoder:
         hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
         shared, turns = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], self.turns(np.arange(start, stop))
         for number, (keys, values) in enumerate(kept):
-            q, k, v = self.before(number, hidden, turns[number], shared)[1:4]
-            keys[:, start:stop], values[:, start:stop] = k, v
-            if number + 1 == len(kept):  # in the last layer only the last token is needed
-                q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
-            rules = self.rules(number) | {"query_offset": stop - q.shape[1]}
-            heads = attention(q, keys[:, :stop], values[:, :stop], **rules)
+            heads = self._at_once(number, hidden, turns[number], start, (keys, values)) if len(ids) == 1 else None
+            if heads is None:
+                q, k, v = self.before(number, hidden, turns[number], shared)[1:4]
+                keys[:, start:stop], values[:, start:stop] = k, v
+                if number + 1 == len(kept):  # in the last layer only the last token is needed
+                    q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
+                rules = self.rules(number) | {"query_offset": stop - q.shape[1]}
+                heads = attention(q, keys[:, :stop], values[:, :stop], **rules)
             hidden = self.after(number, hidden, self.mixed(number, heads), inputs[:, number])
         return self.logits(hidden[-1])
+
+    def _at_once(
+        self, number: int, hidden: Array, turns: dict[str, Angles], place: int, kept: tuple[Array, Array]
+    ) -> Array | None:
+        """Return the heads' outputs of a token at this place, whose key and value are kept, by one call of the kernel.
+
+        None, before anything is computed, if the kernel lacks something that this layer does.
+        """
+        size, rules, angles = self.config.sizes[number], self.rules(number), turns["k"]
+        del rules["causal"]  # the last token sees all
+        left = rules.pop("window", (place, None))[0]
+        turned_last = not self.config.normed_last and turns["q"] is angles
+        if left < place or self.config.slopes or size.source != number or not turned_last:
+            return None
+        if angles is not None and (angles.shape[-1], angles.dtype) != (size.d_k, self.weights.dtype):
+            return None
+        q = np.empty((self.config.heads, 1, size.d_k), self.weights.dtype)
+        problem = describe_whole(q, *(x[:, :1] for x in kept), rules).problem
+        if not native.usable(problem):
+            return None
+        q, k, v = self.before(number, hidden, dict.fromkeys("qkv"), {})[1:4]
+        return native.step(problem, q, k, v, kept, place, None if angles is None else angles[:, 0])
 
     def room(self, tokens: int) -> list[tuple[Array, Array]]:
         """Allocate the key-value cache of `extended` for so many tokens."""

@@ -16,7 +16,7 @@ from clearhead.core.files import toml_of
 from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
-Angles = tuple[Array, Array] | None  # cos and ±sin of positions, as `Rope.angles` makes them; None: nothing is rotated
+Angles = Array | None  # cos and ±sin of positions, as `Rope.angles` makes them; None: nothing is rotated
 
 
 class LayerSizes(NamedTuple):
@@ -249,15 +249,14 @@ class Rope(NamedTuple):
     warming: float = 0.0
 
     def angles(self, places: Array) -> dict[str, Angles]:
-        """Return (cos, cos) and (−sin, sin), each (tokens, dims), times the magnitude, of "q", "k" and "v" there."""
+        """Return (cos, cos) and (−sin, sin), (2, tokens, dims), times the magnitude, of "q", "k" and "v" there."""
         first, last = int(places.min()), int(places.max())  # variants repeat positions, so each is computed once
         rates = self.rates if self.long is None or last < self.original else self.long
         angles = np.arange(first, last + 1, dtype=np.float32)[:, None] * rates
         cos, sin = np.cos(angles) * self.magnitude, np.sin(angles) * self.magnitude
-        k = q = np.hstack([cos, cos])[places - first], np.hstack([-sin, sin])[places - first]
+        k = q = np.stack([np.hstack([cos, cos]), np.hstack([-sin, sin])])[:, places - first]
         if self.warming:
-            warmth = (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
-            q = k[0] * warmth, k[1] * warmth
+            q = k * (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
         return {"q": q, "k": k, "v": None}
 
 
@@ -275,9 +274,9 @@ def turned(x: Array, angles: Angles) -> Array:
     """Rotate the pairs of x (…, tokens, d_k); angles None, and the part beyond the rotated width, change nothing."""
     if angles is None:
         return x
-    half, made = angles[0].shape[-1] // 2, np.empty(x.shape, np.result_type(x, *angles))
+    half, made = angles.shape[-1] // 2, np.empty(x.shape, np.result_type(x, angles))
     for block in blocks(x.shape[-2], CACHED):
-        (cos, sin), some = (angle[block] for angle in angles), x[..., block, :]
+        (cos, sin), some = angles[:, block], x[..., block, :]
         new, width = made[..., block, :], 2 * half
         new[..., :half], new[..., half:width] = some[..., half:width], some[..., :half]
         whole = width == x.shape[-1]

@@ -248,7 +248,7 @@ def _again(decoder: Decoder, run: ForwardPass, seen: Sequence[_Rows], rows: rang
         past, count, hidden = [x[:, : rows.stop] for x in run.past[number]], here, np.concatenate(parts)
         least = rows.start if number + 1 == layers else 0
         some = slice(len(hidden))
-        angles = {part: both and (both[0][some], both[1][some]) for part, both in turns[number].items()}
+        angles = {part: None if both is None else both[:, some] for part, both in turns[number].items()}
         hidden = _layer(decoder, number, seen[:here], hidden, angles, shared, past, least)
     asked = np.concatenate([one.own >= rows.start for one in seen])
     lasts = np.concatenate([run.hidden[-1][: rows.stop], np.empty((len(asked), hidden.shape[-1]), hidden.dtype)])
