@@ -129,10 +129,14 @@ class Decoder:
 
     def added(self, number: int, hidden: Array, output: Array, inner: Inner | None = None) -> Array:
         """Add attention and the MLP to the residual stream; what Gemma 4 adds besides is in `after`."""
-        scale = self.config.added_scale
-        middle = hidden + scale * self.normed(f"blk.{number}.post_attention_norm", output)
+        middle = self.plus(hidden, self.normed(f"blk.{number}.post_attention_norm", output))
         output = in_blocks(partial(self.mlp, number, inner=inner), hidden if self.config.parallel else middle)
-        return middle + scale * self.normed(f"blk.{number}.post_ffw_norm", output)
+        return self.plus(middle, self.normed(f"blk.{number}.post_ffw_norm", output))
+
+    def plus(self, hidden: Array, more: Array) -> Array:
+        """Add what attention or an MLP made to the residual stream."""
+        scale = self.config.added_scale
+        return hidden + (more if scale == 1 else scale * more)
 
     def scale(self, number: int) -> float:
         """Return the factor by which a layer multiplies the residual stream at its end."""
@@ -301,8 +305,10 @@ def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:
 
 def in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
     """Apply a function to blocks of rows, (…, tokens, d): its intermediate results are wider than the rows."""
+    if arrays[0].shape[-2] <= _BLOCK:
+        return function(*arrays)
     made = [function(*(x[..., block, :] for x in arrays)) for block in blocks(arrays[0].shape[-2], _BLOCK)]
-    return made[0] if len(made) == 1 else np.concatenate(made, axis=-2)
+    return np.concatenate(made, axis=-2)
 
 
 def split(x: Array, d_k: int) -> Array:
