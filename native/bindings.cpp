@@ -251,6 +251,13 @@ void product(int threads, int packing, const Input& data, std::optional<Input> o
     if (!done) throw nb::python_error();
 }
 
+void norm(const Input& x, const Input& weight, double epsilon, const Taken& out) {
+    const int64_t width = int64_t(weight.size()), count = int64_t(out.size());
+    const float *from = whole<float>(x, count, "x"), *by = whole<float>(weight, width, "weight");
+    check(out.itemsize() == 4 && width > 0 && count % width == 0, "out");
+    for (int64_t i = 0; i < count; i += width) rms_norm(from + i, by, width, epsilon, static_cast<float*>(out.data()) + i);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -282,6 +289,7 @@ NB_MODULE(_native, m) {
     m.def("effects", &effects);
     m.def("product", &product, "threads"_a, "packing"_a, "data"_a, "order"_a.none(), "columns"_a, "x"_a, "out"_a,
           "back"_a);
+    m.def("norm", &norm);
     m.def("packings", [] {
         nb::list names;
         for (const PackingFacts& facts : packings) names.append(facts.name);

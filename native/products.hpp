@@ -1,7 +1,9 @@
-// Products by weights in the bytes of a model's file.
+// Products by weights in the bytes of a model's file, and the norm of what they multiply.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <numeric>
 
 namespace clearhead {
 
@@ -41,5 +43,16 @@ struct ProductPass {
     int64_t (*scratch_bytes)(const ProductJob&);
     void (*run)(const ProductJob&, int64_t task, void* scratch);
 };
+
+// out = weight·x/√(mean of x² + epsilon) of a row.
+inline void rms_norm(const float* x, const float* weight, int64_t width, double epsilon, float* out) {
+    float sums[16] = {};  // apart, so that the compiler adds several at a time
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16)
+        for (int j = 0; j < 16; ++j) sums[j] += x[i + j] * x[i + j];
+    for (; i < width; ++i) sums[0] += x[i] * x[i];
+    const float deviation = float(std::sqrt(std::accumulate(sums, sums + 16, 0.0) / double(width) + epsilon));
+    for (i = 0; i < width; ++i) out[i] = weight[i] * (x[i] / deviation);
+}
 
 }  // namespace clearhead

@@ -289,7 +289,7 @@ bool multiply(const ProductJob& whole, bool (*stop)()) {
     } all{whole, level()->f32.products(whole.packing, whole.back)};
     ProductJob& job = all.job;
     const double work = double(job.rows) * double(job.columns) * double(job.tokens);
-    const int threads = work < kSingleThread ? 1 : job.threads;
+    const int threads = work < kSingleThread / 3 ? 1 : job.threads;  // unpacking takes most of the time
     KeptMemory<true> memory;
     for (int64_t token = 0; token < whole.tokens; token += kProductTokens) {
         job.tokens = std::min(whole.tokens - token, kProductTokens);

@@ -40,7 +40,7 @@ _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass comp
 
 
 PACKINGS = {} if kernel is None else {name: place for place, name in enumerate(kernel.packings())}  # of weights
-Packed = tuple[int, int, int, Array, Array | None]  # of a matrix: rows, columns, packing, bytes and the rows' order
+Packed = tuple[int, Array, Array | None, int]  # a matrix: packing, bytes by row, the rows' order if another, columns
 
 
 def level() -> str:
@@ -335,15 +335,11 @@ def others(call: Call, g: Array) -> Others:
     return results
 
 
-def packed(data: Array, packing: str, columns: int, order: Array | None) -> Packed:
-    """Describe a matrix W to `multiply`.
-
-    data      (stored rows, …): W's rows as a file packs them, one of PACKINGS
-    columns   how many numbers a row has
-    order     which of the stored rows are W's, in this order; None: all as they are
-    """
-    order = None if order is None else np.ascontiguousarray(order, np.int64)
-    return len(data) if order is None else len(order), columns, PACKINGS[packing], data.view(np.uint8), order
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """weight·x/√(mean(x²) + epsilon) over the last axis, in float32."""
+    out = np.empty(x.shape, np.float32)
+    kernel.norm(np.ascontiguousarray(x), weight, epsilon, out)
+    return out
 
 
 def multiply(x: Array, w: Packed, *, back: bool) -> Array:
@@ -351,7 +347,7 @@ def multiply(x: Array, w: Packed, *, back: bool) -> Array:
 
     Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
     """
-    rows, columns, packing, data, order = w
-    out = (np.zeros if back else np.empty)((*x.shape[:-1], columns if back else rows), np.float32)
-    kernel.product(get_num_threads(), packing, data, order, columns, np.ascontiguousarray(x), out, back)
+    width = w[3] if back else len(w[1] if w[2] is None else w[2])
+    out = (np.zeros if back else np.empty)((*x.shape[:-1], width), np.float32)
+    kernel.product(get_num_threads(), *w, np.ascontiguousarray(x), out, back)
     return out

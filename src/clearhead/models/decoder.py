@@ -14,7 +14,8 @@ import numpy as np
 from clearhead.changing.applying import EditedCall, acts, edited
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array, blocks
-from clearhead.core.call import describe_whole
+from clearhead.core.call import describe
+from clearhead.core.problem import Problem
 from clearhead.engines import native
 from clearhead.models.families import Angles, Config, norm_back, normed, turned
 from clearhead.models.mlp import Inner, mlp, mlp_back, one, one_back
@@ -26,6 +27,7 @@ from clearhead.watching.places import Place, Text
 T = TypeVar("T")
 Turns = list[dict[str, Angles]]  # the angles of tokens by layer, and by part "q", "k" and "v"
 Shared = dict[int, tuple[Array, Array]] | list[tuple[Array, Array]]  # keys and values by the number of their layer
+Room = tuple[Array, Array, Problem | None]  # a layer's keys and values, (kv_heads, room, d_k); see `_at_once`
 _BLOCK = 1024  # tokens that an MLP computes at a time
 LONG = 2**25  # a text is long if its residual stream, over all layers, has more numbers than this
 _STORED = 6  # for a long text, the stream is stored before every sixth layer
@@ -129,14 +131,11 @@ class Decoder:
 
     def added(self, number: int, hidden: Array, output: Array, inner: Inner | None = None) -> Array:
         """Add attention and the MLP to the residual stream; what Gemma 4 adds besides is in `after`."""
-        middle = self.plus(hidden, self.normed(f"blk.{number}.post_attention_norm", output))
+        scale, more = self.config.added_scale, self.normed(f"blk.{number}.post_attention_norm", output)
+        middle = hidden + (more if scale == 1 else scale * more)
         output = in_blocks(partial(self.mlp, number, inner=inner), hidden if self.config.parallel else middle)
-        return self.plus(middle, self.normed(f"blk.{number}.post_ffw_norm", output))
-
-    def plus(self, hidden: Array, more: Array) -> Array:
-        """Add what attention or an MLP made to the residual stream."""
-        scale = self.config.added_scale
-        return hidden + (more if scale == 1 else scale * more)
+        more = self.normed(f"blk.{number}.post_ffw_norm", output)
+        return middle + (more if scale == 1 else scale * more)
 
     def scale(self, number: int) -> float:
         """Return the factor by which a layer multiplies the residual stream at its end."""
@@ -236,17 +235,21 @@ class Decoder:
         """The name of the matrix that makes logits of the residual stream."""
         return "token_embd.weight" if self.config.tied else "output.weight"
 
-    def extended(self, ids: Sequence[int], start: int, kept: Sequence[tuple[Array, Array]]) -> Array:
+    def extended(self, ids: Sequence[int], start: int, kept: Sequence[Room]) -> Array:
         """Run these tokens, the first at position `start`, and return the logits after the last, (vocabulary,).
 
-        kept   each layer's key-value cache, (kv_heads, room, d_k) each: read before `start`, written from there on
+        kept   from `room`: each layer's keys and values are read before `start` and written from there on
         """
         hidden, inputs, stop = self.embedded(ids, start), self.inputs(ids), start + len(ids)
-        shared, turns = [(k[:, start:stop], v[:, start:stop]) for k, v in kept], self.turns(np.arange(start, stop))
-        for number, (keys, values) in enumerate(kept):
-            heads = self._at_once(number, hidden, turns[number], start, (keys, values)) if len(ids) == 1 else None
+        shared, turns = [(k[:, start:stop], v[:, start:stop]) for k, v, _ in kept], self.turns(np.arange(start, stop))
+        for number, (keys, values, problem) in enumerate(kept):
+            heads, angles = None, turns[number]
+            if problem is not None and len(ids) == 1:
+                q, k, v = self.before(number, hidden, dict.fromkeys("qkv"), shared)[1:4]
+                by = None if angles["k"] is None else angles["k"][:, 0]
+                heads = native.step(problem, q, k, v, (keys, values), start, by)
             if heads is None:
-                q, k, v = self.before(number, hidden, turns[number], shared)[1:4]
+                q, k, v = self.before(number, hidden, angles, shared)[1:4]
                 keys[:, start:stop], values[:, start:stop] = k, v
                 if number + 1 == len(kept):  # in the last layer only the last token is needed
                     q, hidden, inputs = q[:, -1:], hidden[-1:], inputs[-1:]
@@ -255,35 +258,25 @@ class Decoder:
             hidden = self.after(number, hidden, self.mixed(number, heads), inputs[:, number])
         return self.logits(hidden[-1])
 
-    def _at_once(
-        self, number: int, hidden: Array, turns: dict[str, Angles], place: int, kept: tuple[Array, Array]
-    ) -> Array | None:
-        """Return the heads' outputs of a token at this place, whose key and value are kept, by one call of the kernel.
-
-        None, before anything is computed, if the kernel lacks something that this layer does.
-        """
-        size, rules, angles = self.config.sizes[number], self.rules(number), turns["k"]
-        del rules["causal"]  # the last token sees all
-        left = rules.pop("window", (place, None))[0]
-        turned_last = not self.config.normed_last and turns["q"] is angles
-        if left < place or self.config.slopes or size.source != number or not turned_last:
-            return None
-        if angles is not None and (angles.shape[-1], angles.dtype) != (size.d_k, self.weights.dtype):
-            return None
-        q = np.empty((self.config.heads, 1, size.d_k), self.weights.dtype)
-        problem = describe_whole(q, *(x[:, :1] for x in kept), rules).problem
-        if not native.usable(problem):
-            return None
-        q, k, v = self.before(number, hidden, dict.fromkeys("qkv"), {})[1:4]
-        return native.step(problem, q, k, v, kept, place, None if angles is None else angles[:, 0])
-
-    def room(self, tokens: int) -> list[tuple[Array, Array]]:
+    def room(self, tokens: int) -> list[Room]:
         """Allocate the key-value cache of `extended` for so many tokens."""
-        made, dtype = list[tuple[Array, Array]](), self.weights.dtype
+        made, dtype = list[Room](), self.weights.dtype
         for number, size in enumerate(self.config.sizes):
             own = [np.empty((size.kv_heads, tokens, size.d_k), dtype) for _ in "kv"]
-            made.append(made[size.source] if size.source < number else (own[0], own[1]))
+            keys, values = made[size.source][:2] if size.source < number else own
+            made.append((keys, values, self._at_once(number, keys)))
         return made
+
+    def _at_once(self, number: int, keys: Array) -> Problem | None:
+        """Describe the attention of a new token for `native.step`, or return None if that lacks what the layer does."""
+        config, size, rope = self.config, self.config.sizes[number], self.config.ropes[number]
+        lacks = config.slopes or config.normed_last or size.source != number or keys.dtype != np.float32
+        lacks = lacks or len(keys[0]) > (config.windows[number] or len(keys[0]))
+        if lacks or (rope is not None and (rope.warming or 2 * len(rope.rates) != size.d_k)):
+            return None
+        rules: Any = self.rules(number) | {"causal": False, "window": None}  # the last token sees all
+        problem = describe(np.empty((config.heads, 1, size.d_k), keys.dtype), keys[:, :1], None, rules).problem
+        return problem if native.usable(problem) else None
 
 
 def of_logits(decoder: Decoder, hidden: Array, upstream: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, blocks
 from clearhead.core.files import toml_of
+from clearhead.engines import native
 from clearhead.errors import FileError, shown
 
 CACHED = 128  # tokens whose numbers stay in a core's cache from one operation to the next
@@ -208,6 +209,8 @@ def normed(x: Array, weight: Array, bias: Array | None, config: Config) -> Array
 
     It is layer norm (Ba et al. 2016), or root-mean-square norm (Zhang, Sennrich 2019), which subtracts no mean.
     """
+    if bias is None and not config.centred and native.PACKINGS and x.dtype == np.float32:
+        return native.rms_norm(x, weight, config.epsilon)
     y = _standardised(x, config)[0]
     y *= weight
     if bias is not None:
@@ -254,7 +257,8 @@ class Rope(NamedTuple):
         rates = self.rates if self.long is None or last < self.original else self.long
         angles = np.arange(first, last + 1, dtype=np.float32)[:, None] * rates
         cos, sin = np.cos(angles) * self.magnitude, np.sin(angles) * self.magnitude
-        k = q = np.stack([np.hstack([cos, cos]), np.hstack([-sin, sin])])[:, places - first]
+        both = np.concatenate([cos, cos, -sin, sin], axis=1).reshape(len(angles), 2, -1)
+        k = q = both.swapaxes(0, 1)[:, places - first]
         if self.warming:
             q = k * (1 + self.warming * np.log1p(places // self.original)).astype(np.float32)[:, None]
         return {"q": q, "k": k, "v": None}

@@ -86,7 +86,7 @@ class Model:
         kept, start = self.decoder.room(len(ids) + count), 0
         if run is not None:
             start = min(len(run.ids), len(ids) - 1)
-            for (keys, values), (k, v) in zip(kept, run.past, strict=True):
+            for (keys, values, _), (k, v) in zip(kept, run.past, strict=True):
                 keys[:, :start], values[:, :start] = k[:, :start], v[:, :start]
             new = new[start:]
         for _ in each(range(count)):

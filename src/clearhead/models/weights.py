@@ -55,7 +55,10 @@ class Stored:
         rows = self.data.T if turned else self.data
         packs = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
         packs = packs and rows.ndim == 2 and rows.strides[1] == rows.itemsize and not native.missing()
-        packed = native.packed(rows, self.kind, self.shape[0 if turned else 1], self.order) if packs else None
+        packed: native.Packed | None = None
+        if packs:
+            order = None if self.order is None else np.ascontiguousarray(self.order, np.int64)
+            packed = native.PACKINGS[self.kind], rows.view(np.uint8), order, self.shape[0 if turned else 1]
         object.__setattr__(self, "packed", packed)
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
@@ -159,7 +162,7 @@ class Weights:
 
     def linear(self, x: Array, name: str) -> Array:
         """Return x·Wᵀ + b, or x·Wᵀ if the model has no bias of this name."""
-        made = self.product(x, f"{name}.weight")
+        made = self.stored[f"{name}.weight"].product(x)
         bias = self.get(f"{name}.bias")
         return made if bias is None else made + bias
 
