@@ -40,7 +40,8 @@ _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass comp
 
 
 PACKINGS = {} if kernel is None else {name: place for place, name in enumerate(kernel.packings())}  # of weights
-Packed = tuple[int, Array, Array | None, int]  # a matrix: packing, bytes by row, the rows' order if another, columns
+# A matrix as a file packs it: packing, rows as bytes, the order of these rows (None: as they are), columns; is it Wᵀ?
+Packed = tuple[int, Array, Array | None, int, bool]
 
 
 def level() -> str:
@@ -347,7 +348,9 @@ def multiply(x: Array, w: Packed, *, back: bool) -> Array:
 
     Float32. Every number is the same chain of multiply-adds, whatever the other tokens and the number of threads.
     """
-    width = w[3] if back else len(w[1] if w[2] is None else w[2])
+    packing, data, order, columns, turned = w
+    back = back != turned
+    width = columns if back else len(data if order is None else order)
     out = (np.zeros if back else np.empty)((*x.shape[:-1], width), np.float32)
-    kernel.product(get_num_threads(), *w, np.ascontiguousarray(x), out, back)
+    kernel.product(get_num_threads(), packing, data, order, columns, np.ascontiguousarray(x), out, back)
     return out

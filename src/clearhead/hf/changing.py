@@ -69,7 +69,8 @@ class _Changing(Passes):
     def edited(self, layer: LayerCall, call: AttentionCall) -> AttentionCall:
         """Apply the edits of its layer to a call."""
         if layer.cross:
-            call = call.moved(self._start(layer.path, len(call.queries)))
+            *_, latest = self._known.get((ModulePath.of(layer.path).stack, "own"), (None, 0, range(0)))
+            call = call.moved(latest.start if len(latest) == len(call.queries) else 0)  # the decoder's own queries
         text, key_text = self._texts_of(layer.path, call.queries, call.keys)
         self._check_places(layer, text, key_text)
         if layer not in self.acting:
@@ -125,11 +126,6 @@ class _Changing(Passes):
             known = self._known[path, "queries"]
         text, began, _ = known
         return text, self._text_at(stack, "keys", range(0), keys.stop, begins=began == self._pass)
-
-    def _start(self, path: str, queries: int) -> int:
-        """The first position of this many cross-attention queries: that of the decoder's queries in this pass."""
-        *_, latest = self._known.get((ModulePath.of(path).stack, "own"), (None, 0, range(0)))
-        return latest.start if len(latest) == queries else 0
 
     def _text_at(self, stack: str, what: str, queries: range, length: int, *, begins: bool) -> Text:
         text, began, _ = self._known.get((stack, what), (None, 0, queries))

@@ -125,7 +125,9 @@ class Passes:
             raise RuleError(*self.already)
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
-        self.root = _root(self.paths)
+        inner = [path for module, path in self.paths.items() if isinstance(module, PreTrainedModel)]
+        first = f"{inner[0]}." if inner and inner[0] else ""  # of the paths of one model inside a wrapper
+        self.root = first if all(path.startswith(first) for path in inner[1:]) else ""
         self.names = LayerNames(map(self.inner, self.paths.values()))
         self.entered = False
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
@@ -241,10 +243,3 @@ def _within(path: str, outer: str) -> bool:
 def _ids(x: Any) -> Ids:
     """Token ids (batch, length), or None for anything else."""
     return x if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.is_floating_point() else None
-
-
-def _root(paths: dict[Any, str]) -> str:
-    """The common start of the paths of one Transformers model inside a wrapper; "" for several models."""
-    inner = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
-    first = f"{inner[0]}." if inner and inner[0] else ""
-    return first if all(path.startswith(first) for path in inner[1:]) else ""

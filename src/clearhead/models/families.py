@@ -278,17 +278,14 @@ def turned(x: Array, angles: Angles) -> Array:
     """Rotate the pairs of x (…, tokens, d_k); angles None, and the part beyond the rotated width, change nothing."""
     if angles is None:
         return x
-    half, made = angles.shape[-1] // 2, np.empty(x.shape, np.result_type(x, angles))
+    width, made = angles.shape[-1], np.empty(x.shape, np.result_type(x, angles))
     for block in blocks(x.shape[-2], CACHED):
         (cos, sin), some = angles[:, block], x[..., block, :]
-        new, width = made[..., block, :], 2 * half
-        new[..., :half], new[..., half:width] = some[..., half:width], some[..., :half]
-        whole = width == x.shape[-1]
-        part, turning = (new, some) if whole else (new[..., :width], some[..., :width])
-        part *= sin
-        part += turning * cos
-        if not whole:
-            new[..., width:] = some[..., width:]
+        new, turning = made[..., block, :width], some[..., :width]
+        new[..., : width // 2], new[..., width // 2 :] = turning[..., width // 2 :], turning[..., : width // 2]
+        new *= sin
+        new += turning * cos
+        made[..., block, width:] = some[..., width:]
     return made
 
 

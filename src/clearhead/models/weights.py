@@ -31,7 +31,6 @@ class Stored:
     order        the stored rows that make the tensor, in its order; None: all as they are
     scales       in gpt-oss's form of MXFP4, whose data is (rows, blocks, 16) bytes: each block's exponent plus 127
     mapped       the mapped file that holds it, if any
-    turned       does the file store the transpose?
     packed       as the compiled kernel multiplies by it; None if it cannot
     """
 
@@ -41,7 +40,6 @@ class Stored:
     order: Array | None = None
     scales: Array | None = None
     mapped: mmap | None = field(init=False)
-    turned: bool = field(init=False)
     packed: native.Packed | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,14 +49,12 @@ class Stored:
         base = base.obj if isinstance(base, memoryview) else base
         object.__setattr__(self, "mapped", base if isinstance(base, mmap) else None)
         turned = self.data.strides[-1:] != (self.data.itemsize,)  # a file with (d_in, d_out) stores the transpose
-        object.__setattr__(self, "turned", turned)
-        rows = self.data.T if turned else self.data
+        rows, packed = self.data.T if turned else self.data, None
         packs = self.kind in native.PACKINGS and self.scales is None and (self.order is None or not turned)
-        packs = packs and rows.ndim == 2 and rows.strides[1] == rows.itemsize and not native.missing()
-        packed: native.Packed | None = None
-        if packs:
+        if packs and rows.ndim == 2 and rows.strides[1] == rows.itemsize and not native.missing():
             order = None if self.order is None else np.ascontiguousarray(self.order, np.int64)
-            packed = native.PACKINGS[self.kind], rows.view(np.uint8), order, self.shape[0 if turned else 1]
+            columns = self.shape[0 if turned else 1]
+            packed = native.PACKINGS[self.kind], rows.view(np.uint8), order, columns, turned
         object.__setattr__(self, "packed", packed)
 
     def rows(self, chosen: Any = slice(None), dtype: type[np.floating[Any]] = np.float32) -> Array:
@@ -103,7 +99,7 @@ class Stored:
         """Return x·Wᵀ, (…, d_out), for x (…, d_in); with `back`, x·W for x (…, d_out). W is (d_out, d_in)."""
         self._check_whole()
         if self.packed is not None and x.dtype == np.float32:
-            return native.multiply(x, self.packed, back=back != self.turned)
+            return native.multiply(x, self.packed, back=back)
         rows = x.reshape(-1, x.shape[-1])
         made = np.zeros((len(rows), self.shape[1 if back else 0]), x.dtype)
         step = max(1, _ROWS // self.shape[1])
@@ -162,7 +158,7 @@ class Weights:
 
     def linear(self, x: Array, name: str) -> Array:
         """Return x·Wᵀ + b, or x·Wᵀ if the model has no bias of this name."""
-        made = self.stored[f"{name}.weight"].product(x)
+        made = self.product(x, f"{name}.weight")
         bias = self.get(f"{name}.bias")
         return made if bias is None else made + bias
 

@@ -38,13 +38,6 @@ def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: Any, devic
     check_room(what, size, "give smaller sizes.", str(empty.device))
 
 
-def _sees_all(rules: dict[str, Any], position: int) -> bool:
-    """May a query at this position, the last, attend to all keys?"""
-    window = rules.get("window")
-    within = window is None or (type(window) is tuple and (window[0] is None or window[0] >= position))
-    return within and type(rules.get("causal", False)) is bool and rules.get("alibi_slopes") is None
-
-
 class Turns:
     """Rotary positions as in Llama: x_i becomes x_i·cos - x_{i + d/2}·sin of the angle position·base^(-2i/d_k)."""
 
@@ -201,8 +194,11 @@ class KVCache:
         output, place = None, self._lengths[0]
         if place >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
             return None
+        window, causal = rules.get("window"), rules.get("causal", False)
+        sees_all = window is None or (type(window) is tuple and (window[0] is None or window[0] >= place))
+        sees_all = sees_all and type(causal) is bool and rules.get("alibi_slopes") is None
         rest: Any = {name: value for name, value in rules.items() if name not in ("causal", "window")}
-        if _sees_all(rules, place) and plain(q, k, v) and all(type(x) in _NUMBERS for x in rest.values()):
+        if sees_all and plain(q, k, v) and all(type(x) in _NUMBERS for x in rest.values()):
             try:
                 problem = describe(q, self.keys[:, :, :1], self.values[:, :, :1], rest).problem
             except ClearheadError:

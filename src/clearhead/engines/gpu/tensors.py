@@ -80,19 +80,15 @@ def sizes(problem: Problem, kind: str, d_v: int = 0) -> TileSizes:
     """
     size = problem.dtype.itemsize
     number = language.float64 if size == 8 else language.float32
-    precision = {2: "tf32x3", 4: "tf32" if _tf32() else "ieee", 8: "ieee"}[size]
+    setting: Any = torch.backends.cuda.matmul
+    newer = getattr(setting, "fp32_precision", None)  # where it exists, reading the older setting would raise
+    tf32 = setting.allow_tf32 if newer is None else newer == "tf32"
+    precision = {2: "tf32x3", 4: "tf32" if tf32 else "ieee", 8: "ieee"}[size]
     columns = max(16, next_power_of_2(problem.d_k)), max(16, next_power_of_2(d_v))
     owned, passed, stages = _SIZES[kind][str(size)][_WIDTHS.index(max(64, *columns))]
     if knobs.runtime.interpret:
         owned, passed = 32, 32
     return TileSizes(problem.d_k, d_v, owned, passed, *columns, number, precision, stages)
-
-
-def _tf32() -> bool:
-    """Does PyTorch allow TF32? Where a newer setting exists, reading the older one would raise."""
-    setting: Any = torch.backends.cuda.matmul
-    newer = getattr(setting, "fp32_precision", None)
-    return bool(setting.allow_tf32 if newer is None else newer == "tf32")
 
 
 def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
