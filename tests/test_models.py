@@ -194,11 +194,9 @@ def test_an_explanation_says_which_experts_a_token_took(tmp_path, capsys, monkey
     assert [[expert for expert, _ in each] for each in took] == [top.indices.tolist() for top in expected]
     shares = [(top.values / top.values.sum()).tolist() for top in expected]
     np.testing.assert_allclose([[share for _, share in each] for each in took], shares, atol=1e-5)
-    names, product = [], Weights.product
+    names, linear = [], Weights.linear
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Weights, "product", lambda self, x, name, **how: names.append(name) or product(self, x, name, **how)
-        )
+        patch.setattr(Weights, "linear", lambda self, x, name: names.append(name) or linear(self, x, name))
         load(place).run(ids[:1])
     assert len([name for name in names if name.startswith("blk.0.ffn_up.")]) == 3  # no other expert is multiplied by
     for language, said in (("en", "by experts "), ("zh", "由专家 ")):

@@ -102,7 +102,7 @@ class Decoder:
         made = {part: split(self.weights.linear(x, f"blk.{number}.attn_{part}"), size.d_k) for part in parts}
         if (clip := self.config.clip) is not None:
             made = {part: np.clip(each, -clip, clip) for part, each in made.items()}
-        q, *kv = (self.placed(number, part, projected, turns[part]) for part, projected in made.items())
+        q, *kv = [self.placed(number, part, projected, turns[part]) for part, projected in made.items()]
         k, v = kv or shared[size.source]
         return x, q, k, v, made
 

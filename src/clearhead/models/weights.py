@@ -158,9 +158,8 @@ class Weights:
 
     def linear(self, x: Array, name: str) -> Array:
         """Return x·Wᵀ + b, or x·Wᵀ if the model has no bias of this name."""
-        made = self.product(x, f"{name}.weight")
-        bias = self.get(f"{name}.bias")
-        return made if bias is None else made + bias
+        made = self.stored[f"{name}.weight"].product(x)
+        return made + self[f"{name}.bias"] if f"{name}.bias" in self.stored else made
 
     def rows(self, name: str, chosen: Sequence[int] | Array) -> Array:
         """Return some rows of a matrix; only these are unpacked."""
