@@ -122,7 +122,7 @@ def profile(place: str, threads: int) -> None:
         setattr(owner, name, call)
 
     kernel, kept = sys.modules["clearhead._native"], model.decoder.room(TOKENS + AFTER)
-    for owner, name in ((kernel, "product"), (decoder, "attention"), (decoder, "normed"), (decoder, "turned")):
+    for owner, name in ((kernel, "product"), (decoder, "attention"), (decoder, "normed"), (kernel, "step")):
         timed(owner, name, getattr(owner, name))
     for some, starts in ([7] * TOKENS, [0]), ([7] * TOKENS, [0]), ([7], range(TOKENS, TOKENS + AFTER)):
         taken.clear()

@@ -255,7 +255,8 @@ void norm(const Input& x, const Input& weight, double epsilon, const Taken& out)
     const int64_t width = int64_t(weight.size()), count = int64_t(out.size());
     const float *from = whole<float>(x, count, "x"), *by = whole<float>(weight, width, "weight");
     check(out.itemsize() == 4 && width > 0 && count % width == 0, "out");
-    for (int64_t i = 0; i < count; i += width) rms_norm(from + i, by, width, epsilon, static_cast<float*>(out.data()) + i);
+    for (int64_t i = 0; i < count; i += width)
+        rms_norm(from + i, by, width, epsilon, static_cast<float*>(out.data()) + i);
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ Room = tuple[Array, Array, Problem | None]  # a layer's keys and values, (kv_hea
 _BLOCK = 1024  # tokens that an MLP computes at a time
 LONG = 2**25  # a text is long if its residual stream, over all layers, has more numbers than this
 _STORED = 6  # for a long text, the stream is stored before every sixth layer
+np.empty(2**24, np.uint8)  # freed at once: from then on glibc keeps so much freed memory, which is slow to get again
 
 
 @dataclass(frozen=True, eq=False, slots=True)
