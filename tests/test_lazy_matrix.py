@@ -131,6 +131,9 @@ def test_results_can_be_copied_and_pickled(how: Callable[[Any], Any]):
     np.testing.assert_array_equal(again.top.indices, seen.top.indices)
     np.testing.assert_array_equal(repeated.token(1).weights, traced.token(1).weights)
     assert (repr(again), str(repeated)) == (repr(seen), str(traced))
+    for matrix in (A := ch.AttentionMatrix(q, q, causal=True), A.cut(0, 1), A.contributions(q, q), A.cut_effects(q, q)):
+        np.testing.assert_array_equal(how(matrix) @ q, matrix @ q)
+        assert repr(how(matrix.T)) == repr(matrix.T)
 
 
 def test_every_repr_is_one_line():

@@ -13,15 +13,7 @@ from clearhead.core.arrays import FLOATS, as_array, autocast, broadcast, statist
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_flag, read_wholes, whole_number
-from clearhead.core.statistics import (
-    PER_QUERY,
-    STATISTICS,
-    Groups,
-    Matrix,
-    Wanted,
-    arrays_of,
-    askable,
-)
+from clearhead.core.statistics import PER_QUERY, STATISTICS, Groups, Matrix, Wanted, arrays_of, askable
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown, unknown
 
 

@@ -9,23 +9,13 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.core.arrays import (
-    as_array,
-    broadcast,
-    on_cpu,
-    statistics_dtype,
-    to_device_of,
-)
+from clearhead.core.arrays import as_array, broadcast, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.call import Call
 from clearhead.core.effects import Kind, Terms, read_rest, terms_of_cuts
 from clearhead.core.observations import operand, values_of, wanted
 from clearhead.core.rules import with_options
-from clearhead.core.statistics import (
-    STATISTICS,
-    AskedEffects,
-    Strongest,
-)
+from clearhead.core.statistics import STATISTICS, AskedEffects, Strongest
 from clearhead.engines.base import Engine, kinds, room_for_sums
 from clearhead.errors import ShapeError
 from clearhead.ops.lazy_matrix import LazyMatrix

@@ -4,9 +4,11 @@ Weights and effects of edges are such matrices; they differ in how a tile of the
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import prod
 from numbers import Number
 from operator import index as as_index
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -60,6 +62,14 @@ class LazyMatrix(NDArrayOperatorsMixin):
             """Refuse by name what only a stored array has: sum, argmin, reshape, …"""
             known = hasattr(np.ndarray, name) and not name.startswith("_")
             raise AttributeError(str(self._refusal(name)) if known else f"{type(self)} has no attribute {name!r}")
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """For copies and pickles, in which engines stand by their names: a module cannot be pickled."""
+        modules = {name: x.__name__ for name, x in self.__dict__.items() if isinstance(x, ModuleType)}
+        return {name: x for name, x in self.__dict__.items() if name not in modules}, modules
+
+    def __setstate__(self, state: tuple[dict[str, Any], dict[str, str]]) -> None:
+        self.__dict__.update(state[0], **{name: import_module(module) for name, module in state[1].items()})
 
     @property
     def ndim(self) -> int:
