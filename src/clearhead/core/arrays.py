@@ -238,12 +238,10 @@ def check_tensor(x: Any, name: str) -> None:
     if usual and x.layout == torch.strided and not (x.is_quantized or x.is_nested or torch.jit.is_tracing()):
         return
     if not isinstance(x, torch.Tensor):
-        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
+        hint = _TRACE if type(x).__name__ == "Proxy" else f"torch.as_tensor({name})"  # FX's symbolic_trace
+        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", hint)
     if torch.jit.is_tracing():
-        raise DtypeError(
-            f"torch.jit.trace would record results computed from {name} as constants.",
-            "use torch.export.export or torch.compile, which record attention as an operator.",
-        )
+        raise DtypeError(f"torch.jit.trace would record results computed from {name} as constants.", _TRACE)
     what = _STRANGE.get(type(x).__name__, "quantised" if x.is_quantized else "")
     if x.is_nested or x.layout != torch.strided:
         what = "a nested tensor" if x.is_nested else f"of layout {x.layout}"
@@ -256,6 +254,8 @@ _STRANGE = {
     "MaskedTensor": "a masked tensor, and its mask is not read",
     "UninitializedParameter": "a parameter that has no shape yet",
 }
+_TRACE = "use torch.export.export or torch.compile, which record attention as an operator."
+_UNREAD = "move it to the CPU; where JAX traces, use jax.pure_callback; where torch.fx does, torch.export.export."
 _DENSE = "to_dense(), dequantize(), get_data() and full_tensor() make one; pad a nested one, and give kv_lengths."
 
 
@@ -333,8 +333,12 @@ def to_torch(torch: Any, array: Array) -> Any:
 
 def _from_dlpack(x: Any, name: str) -> Array:
     try:
-        return np.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        if hasattr(x, "__array__"):  # bfloat16, which NumPy's own DLPack reader does not know
-            return np.asarray(x)
-        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "move it to the CPU first.") from None
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            if not hasattr(x, "__array__"):
+                raise
+            return np.asarray(x)  # bfloat16, which NumPy's own DLPack reader does not know
+    except Exception as error:  # a tracer of JAX or torch.fx may raise anything
+        why = str(error).partition("\n")[0]
+        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {why}", _UNREAD) from None
