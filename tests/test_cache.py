@@ -101,7 +101,7 @@ def filled() -> KVCache:
 ONE = torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3)
 WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
     "k": (lambda c: c.append(torch.ones(2, 2, 1, 4), ONE[1]), ShapeError, "k has shape"),
-    "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, "v has shape"),
+    "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, r"v has shape .*, new 1 as in k, d 3\)"),
     "dtype": (lambda c: c.append(ONE[0].double(), ONE[1]), DtypeError, "k is torch.float64 but the cache holds"),
     "counts": (lambda c: c.append(*ONE, torch.tensor([2, 0])), RuleError, r"counts is \[2, 0\]"),
     "counts' dtype": (lambda c: c.append(*ONE, torch.tensor([0.5, 1])), RuleError, r"counts is \[0.5, 1.0\]"),

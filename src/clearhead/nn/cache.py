@@ -244,7 +244,8 @@ class KVCache:
         for name, x, room in (("k", k, self.keys), ("v", v, self.values)):
             expected = (room.shape[0], room.shape[1], new, room.shape[3])
             if tuple(x.shape) != expected:
-                axes = f"(batch {room.shape[0]}, kv_heads {room.shape[1]}, new, d {room.shape[3]})"
+                count = f"new {new} as in k" if name == "v" else "new"
+                axes = f"(batch {room.shape[0]}, kv_heads {room.shape[1]}, {count}, d {room.shape[3]})"
                 raise ShapeError(f"{name} has shape {tuple(x.shape)}: the cache was made for {axes}.")
             if x.dtype != room.dtype:
                 raise DtypeError(
