@@ -296,7 +296,11 @@ def test_every_rule_can_be_drawn():
         ({"kinds": ["usal"]}, UnknownNameError, "did you mean `usual`?"),
         ({"kinds": ["empty rows"]}, RuleError, "no problem is left to draw"),
         ({"dtypes": ["float8"]}, UnknownNameError, "Known: bfloat16, float16, float32, float64"),
+        ({"dtypes": np.float32}, UnknownNameError, "Known: bfloat16, float16, float32, float64"),
         ({"arrays": "tensorflow"}, UnknownNameError, "Known: cuda, numpy, torch"),
+        pytest.param(
+            {"arrays": "cuda"}, RuleError, "no CUDA device here", marks=pytest.mark.skipif("torch.cuda.is_available()")
+        ),
         ({"gradients": True}, RuleError, "only tensors have gradients"),
         ({"examples": 0}, RuleError, "examples is 0"),
     ],
@@ -304,6 +308,17 @@ def test_every_rule_can_be_drawn():
 def test_bad_arguments_are_refused_before_the_function_is_called(options: dict[str, Any], error: type, words: str):
     with pytest.raises(error, match=re.escape(words)):
         assert_attention(**{"fn": pytest.fail, **options})
+
+
+def test_one_name_or_number_stands_for_a_list_of_it():
+    drawn: list[Any] = []
+
+    def mine(q: Any, k: Any, v: Any, **rules: Any) -> Any:
+        drawn.append((q.dtype.name, q.shape[2:], *rules))
+        return ch.attention(q, k, v, **rules)
+
+    assert_attention(mine, kinds="usual", dtypes="float64", optional="scale", lengths=5, widths=8, examples=20)
+    assert set(drawn) == {("float64", (5, 8)), ("float64", (5, 8), "scale")}
 
 
 def test_the_kit_needs_numpy_only():

@@ -79,9 +79,13 @@ def assert_attention(
     if read_flag("gradients", gradients) and arrays == "numpy":
         raise RuleError('gradients=True with arrays="numpy": only tensors have gradients.', 'arrays="torch"')
     with needing("PyTorch", f'arrays="{arrays}"', "torch"):
-        import_module("numpy" if arrays == "numpy" else "torch")
-    sizes = {"lengths": lengths and tuple(lengths), "widths": [(x, x) if is_whole(x) else x for x in widths]}
-    plan_of = _drawing(rules, kinds, dtypes, optional=tuple(optional), grouped=read_flag("grouped", grouped), **sizes)
+        library = import_module("numpy" if arrays == "numpy" else "torch")
+    if arrays == "cuda" and not library.cuda.is_available():
+        raise RuleError('arrays="cuda": PyTorch has no CUDA device here.', 'arrays="torch"')
+    given = {"optional": optional, "kinds": kinds, "dtypes": dtypes, "lengths": lengths or (), "widths": widths}
+    alone = {name for name, x in given.items() if isinstance(x, str) or not isinstance(x, Iterable)}
+    listed: Any = {name: (x,) if name in alone else tuple(x) for name, x in given.items()}
+    plan_of = _drawing(rules, **listed, grouped=read_flag("grouped", grouped))
     first = int(np.random.SeedSequence().generate_state(1)[0])
     seeds: Any = range(first, first + whole_number("examples", examples)) if is_whole(examples) else examples
     right, wrong = list[ProblemPlan](), list[Failure]()
@@ -96,11 +100,12 @@ def assert_attention(
         raise AssertionError(_message(fn, smallest, wrong, right)) from smallest.error
 
 
-def _drawing(rules: Rules, kinds: Iterable[str], dtypes: Iterable[Any], **options: Any) -> Callable[[int], ProblemPlan]:
+def _drawing(rules: Rules, *, kinds: Any, dtypes: Any, **options: Any) -> Callable[[int], ProblemPlan]:
     """Check the arguments of `assert_attention` and return a function from a seed to its plan."""
     check_names(rules)
     fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
-    kinds, pairs = tuple(kinds), [(x, x) if isinstance(x, str) else x for x in dtypes]
+    both = dtypes, options["widths"]
+    pairs, options["widths"] = ([x if isinstance(x, (tuple, list)) else (x, x) for x in one] for one in both)
     check_known("name in optional:", options["optional"], RULES)
     check_known("name in kinds:", kinds, KINDS)
     check_known("name in dtypes:", [name for pair in pairs for name in pair], _DTYPES)

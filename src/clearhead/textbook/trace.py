@@ -22,15 +22,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed, significant
 from clearhead.textbook.computed import largest_difference, read_layer
 from clearhead.textbook.page import PageLayer, both, story
-from clearhead.textbook.shapes import (
-    Convention,
-    Sizes,
-    Steps,
-    attention_steps,
-    check_convention,
-    layer_steps,
-    turned,
-)
+from clearhead.textbook.shapes import Convention, Sizes, Steps, attention_steps, check_convention, layer_steps, turned
 from clearhead.view import images, page
 from clearhead.view.container import Document
 from clearhead.view.names import Names, check_count, token_names
