@@ -273,6 +273,13 @@ def test_what_is_known_is_said(name: str, key: str, values: dict[str, Any]):
     assert known(of_code(name))[key] == values
 
 
+def test_a_factor_is_named_and_numbers_wrong_everywhere_are_said_to_be():
+    q, k, v = causal()
+    right, factor = ch.attention(q, k, v, causal=True), fresh().uniform(1.1, 3)
+    assert known(ch.diagnose(q, k, v, right * factor, causal=True))["a factor"]["factor"] == pytest.approx(factor)
+    assert list(known(ch.diagnose(q, k, v, right**3 + 1, causal=True))) == ["wrong everywhere", "ask for weights"]
+
+
 @pytest.mark.gate
 def test_a_causal_mask_two_ahead_is_right_in_its_last_row_alone():
     q, k, v = causal()

@@ -149,7 +149,7 @@ def judged(inputs: Diagnosed, slack: float = 0.0) -> Diagnosis:
     where |= {"query": rows[row], "column": column, "theirs": float(theirs[place]), "right": float(right[place])}
     sign = _telling(theirs)
     verdict, explanations = ("unexplained", ()) if sign else _explanations(search, gaps, tolerance)
-    known = () if explanations else sign or tuple(_known_about(search, theirs, right, gaps > tolerance))
+    known = () if explanations else sign or tuple(_known_about(search, theirs, right, tolerance))
     return replace(found, verdict=verdict, explanations=explanations, first_difference=where, known=known)
 
 
@@ -214,15 +214,21 @@ def _telling(theirs: Array) -> tuple[Reason, ...]:
     return (("constant", {"value": float(theirs.flat[0])}),) if same else ()
 
 
-def _known_about(search: Search, theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
-    """Yield what is known: which batch entries, heads, queries and columns are right and which wrong; NaN."""
-    inputs = search.inputs
+def _known_about(search: Search, theirs: Array, right: Array, tolerance: float) -> Iterator[Reason]:
+    """Yield what is known: which batch entries, heads, queries and columns are right and which wrong; a factor; NaN."""
+    inputs, wrong, everywhere = search.inputs, differences(theirs, right) > tolerance, True
     names = "batch", "head", "query", "column" if inputs.stage == "output" else "key"
     indices = search.looked["batches"], range(wrong.shape[1]), search.everything, range(wrong.shape[3])
     for axis, (name, places) in enumerate(zip(names, map(np.array, indices), strict=True)):
         bad = wrong.any(axis=tuple(other for other in range(4) if other != axis))
         if not bad.all() and not (name == "head" and inputs.merged):
+            everywhere = False
             yield f"right {name}", {"right": _ranges(places[~bad]), "wrong": _ranges(places[bad])}
+    factor = float((theirs * right).sum() / (right * right).sum())
+    if differences(theirs, factor * right).max() <= tolerance * max(1, abs(factor)):
+        yield "a factor", {"factor": factor}
+    elif everywhere:
+        yield "wrong everywhere", {}
     nonfinite = ~np.isfinite(theirs) & np.isfinite(right)
     if nonfinite.any():
         yield "some nonfinite", {"count": int(nonfinite.sum()), "rows": int(nonfinite.any(axis=-1).sum())}
