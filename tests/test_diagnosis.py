@@ -171,6 +171,7 @@ def test_decimals_rounded_for_printing_are_right(tmp_path):
         ({"theirs": [[1.0, 2.0, 3.0]]}, ShapeError, "at stage 'scores' expected (queries 2, keys 2)"),
         ({"stage": "score"}, RuleError, "stage is 'score': expected one of scores, scaled"),
         ({"rotary": -1}, RuleError, "rotary is -1"),
+        ({name: [[1.0]] for name in "qkv"} | {"theirs": [[1.0]], "rotary": 1e4}, RuleError, "need an even d_k"),
         ({"casual": True}, UnknownNameError, "did you mean `causal`?"),
         ({"x": Q}, FileError, "holds both q and x"),
         ({"q": [[1, 2, 3]]}, ShapeError, "q has d_k 3 but k has d_k 2"),

@@ -104,6 +104,8 @@ RULES: Errors = {
         "query_offset is 1152921504606846976: expected positions between -2^53 and 2^53.": flat(query_offset=2**60),
         "mask has shape (2, 5), which does not broadcast to (batch 2, heads 4, queries 6, keys 5).\n\n"
         "hint: one mask per batch is mask[:, None, None, :] for keys alone.": attention(mask=np.ones((2, 5), bool)),
+        "mask has shape (2, 6, 5), which does not broadcast to (batch 2, heads 4, queries 6, keys 5).\n\n"
+        "hint: one mask per batch is mask[:, None].": attention(mask=np.ones((2, 6, 5), bool)),
         "alibi_slopes has shape (2,): expected one number per query head, (heads 4,).": attention(
             alibi_slopes=[0.5, 0.5]
         ),

@@ -12,15 +12,7 @@ from clearhead.core.arrays import FLOATS, as_array, as_rule_array, broadcast
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.namespace import namespace
 from clearhead.core.room import array_bytes, check_room
-from clearhead.errors import (
-    ClearheadError,
-    DtypeError,
-    RuleError,
-    SelectionError,
-    ShapeError,
-    expected,
-    shown,
-)
+from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, expected, shown
 
 Window = tuple[int | None, int | None]
 _MANY = 2**20  # members of a list that is an argument: an iterable may be endless
@@ -245,9 +237,10 @@ def read_matrix(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     try:
         return spread(array, shape)
     except (ValueError, RuntimeError):
+        index = "[:, None]" if array.ndim == 3 else "[:, None, None, :] for keys alone"
         raise ShapeError(
             f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
-            f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
+            f"one {name} per batch is {name}{index}.",
         ) from None
 
 

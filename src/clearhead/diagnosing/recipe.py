@@ -131,6 +131,8 @@ def read_inputs(
         call = describe_whole(q, k, v, given)
     problem = call.problem
     assert call.v is not None
+    if turning is not None and problem.d_k % 2:
+        raise RuleError(f"rotary is {shown(rotary[0])} and d_k {problem.d_k}: pairs of columns need an even d_k.")
     if layer is None:
         stages = {"output": (*problem.prefix, problem.queries, call.v.shape[-1])}
     theirs = read_theirs(theirs, stages, problem, stage)

@@ -23,6 +23,7 @@ _QUERIES = ("q", "query", "q_proj", "q_lin", "to_q", "wq", "query_proj", "q_a_pr
 _KEYS = ("k", "key", "k_proj", "k_lin", "to_k", "wk", "key_proj")
 _VALUES = ("v", "value", "v_proj", "v_lin", "to_v", "wv", "value_proj")
 _FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_proj_qkvz", "Wqkv", "key_value", "kv")
+_YOURS = "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself."
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "wo", "o", "linear_out", "attention_out")
 
 
@@ -31,11 +32,10 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module) or not models(model):
         inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
         held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
-        hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), "")
+        hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), _YOURS)
         hint = f"ch.load_model({model!r}) loads a model by its name." if isinstance(model, str) else hint
         raise DtypeError(
-            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
-            "one.",
+            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel) or a module with one.",
             hint,
         )
 
@@ -56,7 +56,7 @@ def switch(model: nn.Module) -> Implementations:
                 raise RuleError(
                     f"{type(part).__name__} cannot be watched or changed: its attention ({said}) does not "
                     "go through Transformers' AttentionInterface.",
-                    "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
+                    _YOURS,
                 )
     except BaseException:
         restore(before)
