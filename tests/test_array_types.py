@@ -115,6 +115,12 @@ def test_tensors_that_require_grad_are_refused_without_a_graph():
     assert torch.equal(ch.attention(q, k.detach(), v), expected)
 
 
+def test_tables_are_converted_with_their_dtype():
+    table = type("DataFrame", (), {"__array__": lambda self, *_: np.eye(3, dtype=bool)})()
+    with pytest.raises(DtypeError, match=r"^mask is a DataFrame: (.|\n)*hint: np.asarray\(mask\) makes one\.$"):
+        ch.attention(normal(3, 4), normal(3, 4), normal(3, 4), mask=table)
+
+
 class Elsewhere:
     """An array whose DLPack export NumPy cannot read."""
 

@@ -48,7 +48,8 @@ def npz(path: Path) -> dict[str, Array]:
         raise
     except Exception as error:  # zip and NumPy have some twenty kinds of exceptions for what is malformed
         reason = " ".join(str(error).split()).removesuffix(".") or type(error).__name__
-        raise FileError(f"{path} is not a readable .npz file: {reason}.") from None
+        hint = "leave out what is None; x.astype(float) makes numbers of objects." if "Object arrays" in reason else ""
+        raise FileError(f"{path} is not a readable .npz file: {reason}.", hint) from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise FileError(f"{path}: {name!r} is no array.", "np.savez writes arrays only.")

@@ -136,9 +136,10 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
+    given = "" if hasattr(x, "__array__") else ", dtype=np.float64"  # tables of pandas have a dtype, lists none
     raise DtypeError(
         f"{name} is a {type(x).__name__}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
-        f"np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
+        f"np.asarray({name}{given}) makes one{given and ' from numbers in a list'}.",
     )
 
 
