@@ -82,6 +82,14 @@ def test_json_holds_the_whole_explanation(model):
 LINE = "humpty dumpty sat on a wall, humpty dumpty had a great fall\n"
 
 
+def test_a_file_of_one_sentence_is_explained_by_its_words(tmp_path, capsys):
+    for text, parts in (("mary had a little\n", "mary/had/a"), ("jack fell. mary had a little", "jack fell./mary had a")):
+        (tmp_path / "text").write_text(text)
+        assert main(["explain", "--file", str(tmp_path / "text"), "--why", "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)["parts"]
+        assert {part["text"] for part in found} == set(parts.split("/"))
+
+
 def test_the_last_newline_of_a_file_is_not_a_token(tmp_path, capsys):
     for ending in ("", "\n", "\r\n"):
         (tmp_path / "text").write_bytes(f"{TEXT}{ending}".encode())

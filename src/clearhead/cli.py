@@ -177,10 +177,12 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
     from clearhead.explaining.explain import explain
     from clearhead.explaining.texts import read
     from clearhead.report import answered
+    from clearhead.watching.pieces import SENTENCE_END
 
     whole = bool(options.why or options.all)
     told = partial(answered.begin, console, language=options.lang, whole=whole) if console else None
     prompt, hide = _prompt(options), None
+    several = options.file is not None and SENTENCE_END.search(options.text.strip())
     if options.chat is not None and (options.text or "").strip():
         reading = read(model, prompt)
         start, stop = reading.turns[-1]
@@ -191,7 +193,7 @@ def _cause(options: argparse.Namespace, model: Any, console: "Console | None") -
         "against": options.against,
         "word": options.word,
         "generate": options.generate,
-        "parts": options.parts or ("sentences" if options.file is not None else "words"),
+        "parts": options.parts or ("sentences" if several else "words"),
         "hide": hide,
     }
     return explain(prompt, model, **asked, each=partial(progress, what="runs"), told=told)
