@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 import clearhead as ch
 from clearhead.explaining import part_runs
-from clearhead.explaining.answers import rival
+from clearhead.explaining.answers import rival, whole_word
 from clearhead.explaining.why_words import conclusion, head_lines, inside, listed, part_lines
 from clearhead.models import finding
 from clearhead.models import model as gpt2
@@ -20,6 +20,7 @@ from clearhead.models.protocol import Token
 from clearhead.models.tokenizer import Reading
 from clearhead.words import LANGUAGES
 from problems import of_tiers
+from seeds import fresh
 from terminal import call
 
 TEXT = "mary had a little"
@@ -182,6 +183,16 @@ def test_the_rival_is_a_whole_word(text, answer, expected):
     run = SimpleNamespace(logits=np.array([[9.0, 8.5, 8, 7, 6, 5, 1, 2]]), edits=())
     reading = Reading(text, [Token(7, " is", 0, 1)], [])
     assert words[rival(Words, reading, run, answer)] == expected
+
+
+def test_an_answer_has_whole_characters():
+    model, text = ch.load_model(), f" {chr(fresh().integers(0x4E00, 0x9FA5))} had"
+    ids, texts = model.tokenizer.continuation(text), model.tokenizer.texts
+    scripted = SimpleNamespace(tokenizer=model.tokenizer, generate=lambda said, *_, **__: [ids[len(said)]])
+    made = whole_word(scripted, [], SimpleNamespace(logits=np.eye(model.config.vocabulary)[ids[:1]]))
+    assert ["".join(texts(made)), *texts(ids)[len(made) :]] == [text[:2], " had"]
+    assert (model.tokenizer.decoded(ids[:-2]).strip(), texts(ids[:-2])[-1][0]) == ("", "⟨")  # a part of a character
+    assert ch.explain("mary had a", answer=text[1]).answer.strip() == text[1]
 
 
 def test_many_words_are_hidden_by_sentences_then_word_by_word():

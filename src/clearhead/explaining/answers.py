@@ -154,9 +154,9 @@ def whole_word(model: LanguageModel, ids: list[int], run: ForwardPass) -> tuple[
             (after,) = model.generate([*ids, *made], 1, run=run)
         except ShapeError:  # the text fills the model's positions
             break
-        texts = [*map(model.tokenizer.text, made), model.tokenizer.text(after)]
+        texts, whole = model.tokenizer.texts([*made, after]), "\ufffd" not in model.tokenizer.encoder.decode(made)
         *_, last, new = words(texts)
-        if "".join(texts[:-1]).strip() and last != new:
+        if whole and "".join(texts[:-1]).strip() and last != new:
             break
         made.append(after)
     return tuple(made)

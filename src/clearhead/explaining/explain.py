@@ -111,7 +111,7 @@ def _begun(
     sinks, sizes = rerun.resting(runs[0], row), (model.config.layers, model.config.heads)
     rest: Rest = "first" if 2 * sinks >= sizes[0] * sizes[1] else "renormalise"
     again = Again(model, based, sum(one.value for one in based), rest, listed, pair, {})
-    base, texts = np.asarray(runs[0].logits[row]), ["".join(map(model.tokenizer.text, x)) for x in (asked.answer, ids)]
+    base, texts = np.asarray(runs[0].logits[row]), ["".join(model.tokenizer.texts(x)) for x in (asked.answer, ids)]
     one, two = choices(model, base, pair)
     return {
         "rivals": Rivals(texts[0], one, texts[1], two, bool(asked.against), float(again.value)),

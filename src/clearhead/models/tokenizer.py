@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from clearhead.errors import FileError, RuleError, ShapeError
 from clearhead.models.chats import Span, read_messages, rendered
 from clearhead.models.protocol import Token, first_letter
+from clearhead.watching.pieces import pieces_of
 
 _BORDERS = "<|endoftext|>", "<s>"  # tokens that say least at the start of a text
 _VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
@@ -96,9 +98,17 @@ class Tokenizer:
         ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
         return ids
 
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return consecutive tokens' texts; of those that make one character, the last has it and the others ""."""
+        decode = partial(self.encoder.decode, skip_special_tokens=False)
+        pieces = pieces_of(ids, decode)
+        whole = "\ufffd" not in "".join(pieces)
+        both = zip(ids, pieces, strict=True)
+        return [piece if whole and "\ufffd" in decode([i]) else self.text(i) for i, piece in both]
+
     def decoded(self, ids: list[int]) -> str:
-        """Return the text of consecutive tokens, without special tokens."""
-        return str(self.encoder.decode(ids))
+        """Return the text of consecutive tokens, without special tokens and a last character that is incomplete."""
+        return str(self.encoder.decode(ids)).rstrip("\ufffd")
 
     @property
     def neutral(self) -> int:
