@@ -20,7 +20,8 @@ const factOf =
 export function thenOf({ value, many, compared }, change) {
   const y = Math.min(value + change, 700);
   const times = Math.exp(y);
-  if (compared) return `${times < 0.095 ? fmt(times, 2) : times.toFixed(2)}×`;
+  const fixed = [2, 1, 0].map((places) => times.toFixed(places)).find((text) => text.length < 10);
+  if (compared) return `${times < 0.095 ? fmt(times, 2) : (fixed ?? times.toExponential(3).replace("+", ""))}×`;
   return percent(Math.exp(-Math.log1p(Math.exp(-y)) / many));
 }
 
@@ -41,6 +42,7 @@ export function wordsOf({ header: { why, tokens } }, shell) {
     token: spoken(why.token.text),
     answer: isolated(bare(why.answer, 200)),
     against: spoken(why.against.text),
+    rival: spoken(why.rival ?? why.against.text),
     first: `0 ${spoken(tokens[0])}`,
   };
   const words = Object.entries(/** @type {Record<string, string>} */ (why.words[shell.language()]));

@@ -98,13 +98,9 @@ export async function causesOf({ run, text, neutral, said, anywhere }, ids, chan
     ...{ value: base, many: 1, compared: against !== null, ran: true, answer: text(token) },
     ...{ parts, heads: carried, token: of(token), against: of(against ?? others[0]) },
   };
-  const so = (/** @type {Language} */ each) => conclusionOf(said[each], found, pair, anywhere);
   const spoken = (/** @type {Language} */ each) => ({
-    ...words[each],
-    gap: alone[each].gap,
-    so: so(each),
-    lead: "",
-    kept: "",
+    ...{ ...words[each], gap: alone[each].gap, lead: "", kept: "" },
+    so: conclusionOf(said[each], found, pair, anywhere),
   });
   return {
     ...found,

@@ -69,7 +69,7 @@ def document(seen: Any, language: Language) -> Document:
     words = {each: _words(each, seen) | {"kept": kept[each] if kept else ""} for each in LANGUAGES}
     numbers = [_number(each, seen, words) for each in numbers_of(seen)]
     causes["parts"] = [plain(part) for one in seen.ranked for part in (one, *inside(seen, one))]
-    shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "words": words}
+    shown = {name: causes[name] for name in _SHOWN} | {"sink": seen.sink, "rival": seen.rivals.other, "words": words}
     shown |= {"value": seen.value, "many": shared_by(seen), "compared": seen.rivals.compared, "ran": _ran(seen)}
     shown["tokens"] = [token.text for token in seen.tokens]  # with the answer's tokens, which edges may name
     shown["tokens"] += [seen.model.tokenizer.text(token) for token in seen.again.based[0].run.ids[len(seen.tokens) :]]
@@ -80,7 +80,7 @@ def document(seen: Any, language: Language) -> Document:
     shown["grid"] = rounded(-seen.estimate.heads_run if _ran(seen) else seen.estimate.by_head, 4)
     whole = {name: shown.get(name) for name in numbers[0]} if numbers and _ran(seen) else {}
     shown["numbers"] = [whole, *numbers] if whole else []
-    texts = {"token": bare(seen.rivals.token.text), "against": bare(seen.rivals.against.text)}
+    texts = {"token": bare(seen.rivals.token.text), "rival": bare(seen.rivals.other)}
     title = f"{filled(words[language]['title'], answer=bare(seen.answer), **texts)} {seen.text}"
     header: dict[str, Any] = {**made.header, "why": shown, "title": title}
     if "live" in header:
@@ -103,7 +103,7 @@ def numbers_of(seen: Any) -> list[OtherNumber]:
     target, sizes = based.target, (seen.estimate.by_head.shape, len(seen.parts))
     logits = np.stack([np.asarray(based.run.logits[row]) for row in target.rows])
     answer, several = target.answer, len(target.answer) > 1
-    texts = list(map(again.model.tokenizer.text, answer))
+    texts = again.model.tokenizer.texts(answer)
     spans = [[row for row, _ in word] for _, word in groupby(enumerate(words_of(texts)), lambda pair: pair[1])]
     if (several and len(spans) == 1) or (not several and (target.against is not None or len(again.based) > 1)):
         return []  # the answer is one word, or two answers are compared already
@@ -156,12 +156,8 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
         for place in np.argsort(-np.abs(number.by_part), kind="stable").tolist()  # NaN last
         if np.isfinite(number.by_part[place])
     ]
-    other = replace(
-        seen,
-        rivals=seen.rivals._replace(
-            token=number.token, against=number.against, answer=number.token.text, compared=single
-        ),
-    )
+    both = {"token": number.token, "against": number.against}
+    other = replace(seen, rivals=seen.rivals._replace(**both, answer=number.token.text, compared=single))
     return {
         "name": (number.against if single else number.token).text,
         "token": number.token._asdict(),
@@ -182,7 +178,7 @@ def _number(number: OtherNumber, seen: Any, words: Any) -> dict[str, Any]:
             each: {**words[each], **_words(each, other), "gap": say(each, "why runs alone"), "so": ""}
             for each in LANGUAGES
         },
-    } | {"value": number.value, "many": 1, "compared": single}
+    } | {"rival": number.against.text, "value": number.value, "many": 1, "compared": single}
 
 
 def _several(seen: Any) -> bool:
@@ -206,7 +202,8 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     words = {name: say(language, key, **_FOR_PAGE) for name, key in _WORDS.items()}
     notes = ["replaced"] * any(part.replaced for part in seen.parts) + ["groups"] * bool(seen.groups) + ["exact"]
     single = seen.answer == seen.rivals.token.text and seen.rivals.compared
-    title = _FOR_PAGE if seen.rivals.lead >= 0 else _FOR_PAGE | {"token": "{against}", "against": "{token}"}
+    behind = {"token": "{rival}", "against": "{token}"}
+    title = _FOR_PAGE | (behind if seen.rivals.lead < 0 else {"against": "{rival}"})
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
@@ -220,7 +217,7 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
         "so": " ".join([*leaks(seen, language), *conclusion(seen, language)]),
         "exact": " ".join(say(language, f"why {key}") for key in notes),
     }
-    words["share"] = "× {against}" if seen.rivals.compared else "p({token})"
+    words["share"] = "× {rival}" if seen.rivals.compared else "p({token})"
     if shared_by(seen) > 1 and not seen.rivals.compared:
         words["share"] = of_answer(seen, language)
     return {name: capitalised(text) if name in _HEADINGS else text for name, text in words.items()}

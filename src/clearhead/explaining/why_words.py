@@ -250,7 +250,7 @@ def shared_by(seen: Any) -> int:
 def of_answer(seen: Any, language: Language) -> str:
     """Return the name of the column with the answer's probability."""
     if seen.rivals.compared:
-        return f"× {cut(spelled(seen.rivals.against.text), 8)}"
+        return f"× {cut(spelled(seen.rivals.other), 8)}"
     return f"p({cut(spelled(seen.answer), 7)})" if shared_by(seen) == 1 else say(language, "why of answer")
 
 
