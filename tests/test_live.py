@@ -236,9 +236,22 @@ def test_a_typed_text_and_another_word_get_their_causes_from_runs(running, model
         assert page.locator("p.so").text_content() == " ".join(conclusion(other, "en"))
         page.locator(".front h2").click()
         page.keyboard.press("h")
-        for waits in ("", "!"):
-            until(page, f"{waits}document.querySelector('.causes').classList.contains('stale')")
+        pale = "getComputedStyle(document.querySelector('.picks .note')).opacity < 0.5"
+        for waits in ("", "!"):  # what was said of the run before
+            until(page, f"{waits}(document.querySelector('.causes').classList.contains('stale') && {pale})")
         assert "Why" in page.locator("h1").text_content()
+
+
+def test_a_page_says_what_it_does_not_run(running, model):
+    document = ch.explain("mary had a", model).to_html()
+    with opened(running, document, wait=".try", script="delete window.WebAssembly") as page:
+        until(page, "document.querySelector('[aria-busy=false] > .ribbon')?.textContent.includes('no WebAssembly')")
+    with opened(running, document, wait=".try") as page:
+        until(page, READY)
+        page.fill("#try-text", "a " * 300)
+        until(page, "document.querySelector('.try .ribbon').textContent.includes('reads at most 256 tokens')")
+        page.fill("#try-text", "")  # no token is no text to run
+        page.wait_for_timeout(1000)
 
 
 def test_the_page_with_its_model_stays_small(model):

@@ -23,6 +23,7 @@ from dense_gpt2 import WORDS
 from page_files import header_in, header_of
 from seeds import fresh
 from terminal import refused
+from test_chat import TEMPLATE, with_template
 from test_view import TOKEN, asked, listening_to, server
 
 RUN = f"/{TOKEN}/run"
@@ -59,6 +60,18 @@ def test_an_answer_comes_word_by_word_and_then_why(port):
     assert [part["hidden"] for part in header["why"]["parts"]] == pytest.approx([p.hidden for p in found.ranked])
     against = lines_of(port, text=text, answer=found.answer, against=" wall" if found.answer != " wall" else " hill")
     assert header_in(against[-1]["page"]["clearhead"])["why"]["against"]["text"] in (" wall", " hill")
+
+
+def test_a_long_reply_is_told_whole_and_its_beginning_explained():
+    model, text, lines, again = with_template(ch.load_model(), TEMPLATE), a_text(), [], []
+    served = serving.Served("chat", model, "en")
+    serving.run(served, {"text": text}, lines.append, iter)
+    *_, said, _, _, last = lines
+    ids = model.generate(model.tokenizer.chat([{"role": "user", "content": text}]).text, 200, ends=True)
+    assert said == {"said": model.tokenizer.decoded(ids)}
+    assert header_in(last["page"]["clearhead"])["why"]["answer"].strip() == model.tokenizer.decoded(ids[:REPLY]).strip()
+    serving.run(served, {"text": text, "again": True}, again.append, iter)  # the page was loaded anew
+    assert again == [said, last]
 
 
 def test_a_change_is_the_true_one_beside_its_estimate(port):
@@ -257,6 +270,9 @@ def test_the_page_shows_the_answer_why_and_the_runs_without(running, port):
     page.fill("#serve-against", " hill")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('h1').textContent.includes('hill')")
+    page.reload()
+    until(page, "document.querySelector('h1')?.textContent.includes('hill')")
+    assert page.locator(".said").text_content().startswith(text + found.answer)
     page.click("#language")
     assert page.locator("#serve-ask").text_content() == "提问"
     assert page.locator("#serve-model option").first.text_content().startswith("随包附带的模型")

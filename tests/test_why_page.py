@@ -157,15 +157,12 @@ def test_an_answer_of_several_tokens_names_their_edges(running):
         assert page.locator(".front [aria-pressed=true]").get_attribute("data-place") == head
 
 
-def test_a_long_and_unlikely_rival_is_named_and_fits(running):
+def test_a_long_answer_and_an_unlikely_rival_fit(running):
     seen = ch.explain(TEXT, shipped(), against="🍕 who")
     with opened(running, seen.to_html(), wait=SHADED) as page:
         assert re.sub("[\u2068\u2069]", "", page.locator("h1").inner_text()) == "Why “lamb” and not “🍕 who”?"
         shown = page.locator(".carried td:last-child").all_text_contents()
         assert shown == [so_likely(seen, head.truth) for head in seen.heads]
-
-
-def test_a_long_reply_is_broken_into_lines(running):
     seen = ch.explain(TEXT, shipped(), answer=" lamb its fleece was white as snow" * 3)
     with opened(running, seen.to_html(), wait=SHADED) as page:
         assert page.locator(".passage").evaluate("box => box.scrollWidth - box.clientWidth") == 0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from clearhead.explaining.explanation import Explanation
     from clearhead.explaining.head_steps import HeadSteps
-    from clearhead.view.long import ShownRun
 
 
 def main(typed: Sequence[str] | None = None) -> int:
@@ -233,6 +232,8 @@ def _view(options: argparse.Namespace) -> int:
 
 def _long_text(options: argparse.Namespace) -> dict[str, Any]:
     """Run a text for the page of every head, whose weights the server computes."""
+    from clearhead.explaining.head_steps import shown_run
+    from clearhead.models.finding import load_model
     from clearhead.spelling import bare, cut
     from clearhead.view.long import document
     from clearhead.view.server import weights_of
@@ -240,7 +241,7 @@ def _long_text(options: argparse.Namespace) -> dict[str, Any]:
     if options.text_file is None:
         raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
     text = read_text(options.text_file)
-    runs = [_ran(options.model, text)]
+    runs = [shown_run(load_model(options.model), text, partial(progress, what="layers"))]
     title = say(options.lang, "view title", text=cut(bare(text), 40))
     shown = document(runs, title, options.lang, served=True, each=partial(progress, what="heads"))
     return {"document": lambda: shown, "doors": weights_of(runs)}
@@ -255,14 +256,6 @@ def _any_text(options: argparse.Namespace) -> dict[str, Any]:
         options.model or SHIPPED_HERE, load_model(options.model), options.lang, first=options.model or ""
     )
     return {"document": partial(serving.page, served), "work": partial(serving.run, served)}
-
-
-def _ran(model: str | None, text: str) -> "ShownRun":
-    """Run a text through a model."""
-    from clearhead.explaining.head_steps import shown_run
-    from clearhead.models.finding import load_model
-
-    return shown_run(load_model(model), text, partial(progress, what="layers"))
 
 
 def _lesson(options: argparse.Namespace) -> int:

@@ -53,12 +53,13 @@ export function liveBar({ header }, place, live, shell) {
     strike.say(t("try hide", { token: name(query) }));
     cut.say(t("try cut", { layer, head, query: name(query), key: name(Math.max(other, 0)) }));
     off.say(t("try off", { layer, head }));
-    const replaced =
-      change.hidden.includes(0) &&
-      t("try replaced", { token: name(0), other: header.live.vocabulary[header.live.neutral] });
-    write(said, [isUnchanged(change) ? "" : t("try changed"), replaced].filter(Boolean).join(" "));
+    const { vocabulary, neutral, positions } = header.live;
+    const replaced = change.hidden.includes(0) && t("try replaced", { token: name(0), other: vocabulary[neutral] });
+    const full = header.tokens.length >= positions && t("try full", { count: positions });
+    const notes = [state.failed && t("try failed"), !isUnchanged(change) && t("try changed"), replaced, full];
+    write(said, notes.filter(Boolean).join(" "));
     said.hidden = !said.textContent;
-    element.setAttribute("aria-busy", String(!live.isReady()));
+    element.setAttribute("aria-busy", String(!live.isReady() && !state.failed));
     element.setAttribute("data-at", location.hash); // what these numbers belong to
     live.mark();
   };

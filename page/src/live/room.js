@@ -50,7 +50,7 @@ export function openLive(/** @type {Page} */ page, /** @type {Place} */ place) {
   const { header } = page;
   const { facts } = header;
   const { chosen } = place;
-  const state = { writing: false, ...fromAddress(facts.text) };
+  const state = { writing: false, failed: false, ...fromAddress(facts.text) };
   const soon = afterwards(() => apply());
   const actions = actionsOf(state, chosen, facts.text, soon);
   /** @type {Awaited<ReturnType<typeof engineOf>> | null} */
@@ -88,7 +88,7 @@ export function openLive(/** @type {Page} */ page, /** @type {Place} */ place) {
     }
     room.update();
     clearTimeout(resting);
-    if (!header.why) resting = setTimeout(() => explain({ token: null, against: null }), REST);
+    if (!header.why && ids.length) resting = setTimeout(() => explain({ token: null, against: null }), REST);
   }
 
   /** Says what made the answer, once the reader rests. @param {import("./causes.js").Asked} asked */
@@ -101,9 +101,10 @@ export function openLive(/** @type {Page} */ page, /** @type {Place} */ place) {
     room.redraw();
   }
   setTimeout(async () => {
-    engine = await engineOf(page);
-    shown = engine.idsOf(facts.text).join();
-    if (state.text === facts.text && isUnchanged(state.change)) room.update();
+    engine = await engineOf(page).catch(() => null);
+    state.failed = !engine; // the browser has no WebAssembly, or does not let a page run it
+    shown = engine?.idsOf(facts.text).join() ?? "";
+    if (!engine || (state.text === facts.text && isUnchanged(state.change))) room.update();
     else apply(true);
   }, 50); // once the page is there
   addEventListener("hashchange", () => {

@@ -39,7 +39,7 @@ export function openServed({ header }, openRooms) {
     state.note = "serve runs";
     update();
     const each = (/** @type {any} */ line) => (line.error ? (note = line.error) : mine === running && take(line));
-    await ask({ ["page"]: here, ...asked }, mine.signal, each).catch(({ name, message }) => {
+    await ask({ ...asked, ["page"]: here }, mine.signal, each).catch(({ name, message }) => {
       note = name === "AbortError" ? "" : name === "TypeError" ? "serve ended" : message;
     });
     if (mine !== running) return;
@@ -48,11 +48,11 @@ export function openServed({ header }, openRooms) {
     update();
   }
 
-  /** Lets the model answer, and says why. @param {any} asked */
-  function answer(asked) {
+  /** Lets the model answer, and says why; `again`: as it did before the page was loaded anew. @param {any} asked */
+  function answer(asked, again = false) {
     question = asked;
     if (!asked.against) state.said = "";
-    run(asked, async ({ said, stage, page, number, chat }) => {
+    run({ ...asked, again }, async ({ said, stage, page, number, chat }) => {
       state.said = said ?? state.said;
       state.note = stage ? `serve ${stage}` : state.note;
       if (!page) return update();
@@ -76,17 +76,17 @@ export function openServed({ header }, openRooms) {
 
   return (/** @type {Shell} */ drawn) => {
     shell = drawn;
-    const stop = () => running?.abort();
     const anew = (/** @type {string} */ model) => {
       Object.assign(state, { model, said: "", chat: false });
       update();
     };
-    const bar = askingBar(shell, header.serve, state, () => (running ? stop() : send()), send, anew);
+    const bar = askingBar(shell, header.serve, state, () => (running ? running.abort() : send()), send, anew);
     update = () => bar.update(Boolean(running), question.text);
     shell.key("t", () => bar.box.focus());
     shell.main.append(bar.element);
     update();
     draw(shell);
+    if (header.serve.last && !question.text) answer(header.serve.last, true);
   };
 }
 

@@ -1,14 +1,13 @@
 """What `clearhead serve` runs: an answer as it comes and why, then the same run without a word, a head or an edge."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import SelectionError, ShapeError, expected
 from clearhead.explaining import part_runs, rerun, why_page
-from clearhead.explaining.answers import REPLY, Target, probability
+from clearhead.explaining.answers import REPLY, probability
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.part_runs import Again
@@ -23,6 +22,7 @@ from clearhead.view.container import Document, parts
 from clearhead.words import LANGUAGES, Language, table
 
 _KINDS = {"word": "words", "sentence": "sentences"}  # of parts
+_SAID, _AT_ONCE = 200, 16  # tokens of a reply; those after the first `REPLY`, which are explained, come so many at once
 
 
 @dataclass(slots=True)
@@ -35,13 +35,15 @@ class Served:
     found: Explanation | None = None
     number: int = 0  # of that answer
     first: str = ""  # the name of --model, which may be a path
+    asked: dict[str, Any] = field(default_factory=dict)  # for that answer
+    told: list[dict[str, Any]] = field(default_factory=list)  # of that answer, for a page that is loaded again
 
 
 def page(served: Served) -> Document:
     """The page before anything is asked: the models on this machine and the one that runs."""
     here = [{name: each[name] for name in ("name", "size", "reason")} for each in _here(served)]
     words = {each: {"page": {key: said[each] for key, said in table("page_steps").items()}} for each in LANGUAGES}
-    serve = {"models": here, "model": served.name, "shipped": SHIPPED_HERE}
+    serve = {"models": here, "model": served.name, "shipped": SHIPPED_HERE, "last": served.found and served.asked}
     return Document({**opening([], "clearhead", served.language), "serve": serve, "words": words}, {})
 
 
@@ -49,7 +51,7 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     """Answer what a page asks for with lines: {"said": the answer so far}, {"stage": …}, {"page": …}, {"without": …}.
 
     asked   {"model", "text", "before", …}: a text, or of a model with a chat's template a message and those before it;
-            "answer" and "against" are those of `explain`
+            "answer" and "against" are those of `explain`; "again": what was told last, once more
             {"number", "word", "sentence", "head" or "edge"}: the run of an answer's number without one of these
     Raises SelectionError for what cannot be asked, and what `explain` raises.
     """
@@ -58,15 +60,21 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
             raise SelectionError("another question was asked since: ask again.")
         tell({"without": without(served.found, asked, each)})
         return
+    if asked.get("again") and served.found is not None:
+        for line in served.told:
+            tell(line)
+        return
     served.number, served.found = served.number + 1, None  # frees its memory
     model, text = _model(served, asked.get("model")), _text(asked, "text")
     answer, against = (_text(asked, name) if asked.get(name) is not None else None for name in ("answer", "against"))
     chat = model.tokenizer.template is not None
     before = asked.get("before") or []
     prompt = [*(before if isinstance(before, list) else [before]), {"role": "user", "content": text}] if chat else text
+    said = served.told[0]["said"] if answer is not None and served.told else ""
     if answer is None:
-        said = _said(model, read(model, prompt), tell, each)
-        answer = said if chat and said else None
+        ids = _said(model, read(model, prompt), tell, each, _SAID if chat else REPLY)
+        said, explained = map(model.tokenizer.decoded, (ids, ids[:REPLY]))
+        answer = explained if chat and explained else None
 
     def told(found: Explanation) -> None:
         tell({"stage": "heads" if any(part.hidden is not None for part in found.parts) else "parts"})
@@ -76,7 +84,8 @@ def run(served: Served, asked: dict[str, Any], tell: Any, each: Each) -> None:
     header = {name: entry for name, entry in document.header.items() if name != "live"}  # the server runs the model
     arrays = {name: array for name, array in document.arrays.items() if not name.startswith("live.")}
     texts = parts(replace(document, header=header, arrays=arrays))
-    tell({"page": dict(texts), "number": served.number, "chat": chat})
+    served.asked, served.told = asked, [{"said": said}, {"page": dict(texts), "number": served.number, "chat": chat}]
+    tell(served.told[-1])
 
 
 def _here(served: Served) -> list[dict[str, Any]]:
@@ -96,20 +105,20 @@ def _model(served: Served, name: Any) -> Any:
     return served.model
 
 
-def _said(model: LanguageModel, reading: Reading, tell: Any, each: Each) -> str:
-    """What the model says after a text, told word by word."""
-    ids, made = [token.id for token in reading.tokens], list[int]()
+def _said(model: LanguageModel, reading: Reading, tell: Any, each: Each, most: int) -> list[int]:
+    """The tokens that the model says after a text, told word by word."""
+    ids, made, new, count = [token.id for token in reading.tokens], list[int](), [0], 1
     ran = rerun.forward_pass(model, reading.tokens, each)
-    for _ in each(range(REPLY)):
+    while len(made) < most and len(new) == count:
+        count = 1 if len(made) < REPLY else _AT_ONCE
         try:
-            new = model.generate([*ids, *made], 1, ends=True, run=ran)
+            new = model.generate([*ids, *made], count, each, ends=True, run=ran)
         except ShapeError:  # the text fills the model's positions
             break
-        if not new:
-            break
         made += new
-        tell({"said": model.tokenizer.decoded(made)})
-    return model.tokenizer.decoded(made)
+        if new:
+            tell({"said": model.tokenizer.decoded(made)})
+    return made
 
 
 def without(found: Explanation, asked: dict[str, Any], each: Each) -> dict[str, Any]:
@@ -161,14 +170,11 @@ def _less_attention(again: Again, kind: str, place: Any) -> tuple[Rerun, float |
         return one, float(part_runs.cuts(again)[layer, head, edge[0] - rows.start, edge[1]])
     estimate = 0.0
     for target, ran, *_ in again.based:
-        back = again.model.differentiated(target.ids, [Variant()], target.rows, partial(_slope, target), ran)
+        slope = partial(lambda target, logits: target.value(logits)[1], target)
+        back = again.model.differentiated(target.ids, [Variant()], target.rows, slope, ran)
         g, output = next((part.g[head], part.output[head]) for number, _, part in back if number == layer)
         estimate -= float((g * output)[-len(target.rows) :].sum())
     return one, estimate
-
-
-def _slope(target: Target, logits: Array) -> Array:
-    return target.value(logits)[1]
 
 
 def _places(value: Any, name: str, sizes: list[int]) -> list[int]:

@@ -90,13 +90,6 @@ def document(seen: Any, language: Language) -> Document:
     return replace(made, header=header)
 
 
-def _command(seen: Any) -> str:
-    """What to type for another answer beside this one."""
-    text = "--file CHAT.json" if not isinstance(seen.prompt, str) else shlex.quote(cut(seen.text, 60))
-    text += "" if seen.model.name == SHIPPED else f" --model {seen.model.name}"
-    return f"clearhead explain {text} --against WORD --html PAGE"
-
-
 def numbers_of(seen: Any) -> list[OtherNumber]:
     """Read from the runs why each word of the answer; for a single token, why it rather than other likely tokens."""
     again, (off, hidden, without), based = seen.again, seen.reruns, seen.again.based[0]
@@ -204,6 +197,8 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
     single = seen.answer == seen.rivals.token.text and seen.rivals.compared
     behind = {"token": "{rival}", "against": "{token}"}
     title = _FOR_PAGE | (behind if seen.rivals.lead < 0 else {"against": "{rival}"})
+    asked = shlex.quote(cut(seen.text, 60)) if isinstance(seen.prompt, str) else "--file CHAT.json"
+    asked += "" if seen.model.name == SHIPPED else f" --model {seen.model.name}"
     words |= {
         "choose": say(language, "why token" if _several(seen) else "why rather"),
         "all": say(language, "why all" if _several(seen) else "why any"),
@@ -212,7 +207,7 @@ def _words(language: Language, seen: Any) -> dict[str, str]:
         "carried": say(language, "why carried sink" if seen.sink else "why carried", **_FOR_PAGE),
         "grid": say(language, "why grid" if _ran(seen) else "why grid effects", count=seen.estimate.by_head.size),
         "edges": say(language, "why edges sink" if seen.sink else "why edges", **_FOR_PAGE),
-        "elsewhere": say(language, "why elsewhere", command=_command(seen)),
+        "elsewhere": say(language, "why elsewhere", command=f"clearhead explain {asked} --against WORD --html PAGE"),
         "gap": gap_of(seen, language),
         "so": " ".join([*leaks(seen, language), *conclusion(seen, language)]),
         "exact": " ".join(say(language, f"why {key}") for key in notes),

@@ -101,10 +101,9 @@ class Tokenizer:
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Return consecutive tokens' texts; of those that make one character, the last has it and the others ""."""
         decode = partial(self.encoder.decode, skip_special_tokens=False)
-        pieces = pieces_of(ids, decode)
-        whole = "\ufffd" not in "".join(pieces)
-        both = zip(ids, pieces, strict=True)
-        return [piece if whole and "\ufffd" in decode([i]) else self.text(i) for i, piece in both]
+        parts = pieces_of(ids, decode)
+        whole = "\ufffd" not in "".join(parts)
+        return [part if whole and "\ufffd" in decode([i]) else self.text(i) for i, part in zip(ids, parts, strict=True)]
 
     def decoded(self, ids: list[int]) -> str:
         """Return the text of consecutive tokens, without special tokens and a last character that is incomplete."""
