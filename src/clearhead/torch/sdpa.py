@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from clearhead.core.arrays import autocast, check_tensor
 from clearhead.core.axes import group_size
@@ -107,10 +106,10 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     return output
 
 
-def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[str, Any]:
+def _mask_rules(query: Tensor, key: Tensor, attn_mask: Any) -> dict[str, Any]:
     if attn_mask is None:
         return {}
-    if isinstance(attn_mask, CausalBias):
+    if hasattr(attn_mask, "variant"):  # a CausalBias: to import its class takes as long as PyTorch itself
         made, sizes = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
         if made != sizes:
             raise ShapeError(
@@ -118,7 +117,7 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
                 f"key {sizes[1]}.",
                 f"causal_lower_right{sizes}",
             )
-        lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
+        lower_right = attn_mask.variant.name == "LOWER_RIGHT"
         return {"causal": True, "query_offset": key.shape[-2] - query.shape[-2] if lower_right else 0}
     check_tensor(attn_mask, "attn_mask")
     if attn_mask.ndim < 2:
