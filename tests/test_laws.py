@@ -216,9 +216,10 @@ LONG: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_rows_of_several_blocks_obey_the_laws(law: Any, over: str):
     """The native engine cuts long rows, and gives parts of few of them to several threads."""
+    lengths = (2, 70) if over in RECOMPUTED else (70, 2)  # the first is in each run, and 70 rows are recomputed slowly
 
     @examples(0.1)
-    @given(st.sampled_from(FLOATS), st.sampled_from(LONG), st.sampled_from((70, 2)), st.data())
+    @given(st.sampled_from(FLOATS), st.sampled_from(LONG), st.sampled_from(lengths), st.data())
     def check(dtype: Any, rules: dict[str, Any], queries: int, data: st.DataObject) -> None:
         rng = np.random.default_rng(0)
         sizes = (4, queries), (2, 2400), (2, 2400)
