@@ -25,6 +25,7 @@ SIZES = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "max_source_positions": 64, "max_target_positions": 64,
     "image_size": 32, "sliding_window": 4, "attention_window": 4, "num_global_layers": 1,
     "decoder_start_token_id": 1,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60,
     "vocab_size": 60, "bos_token_id": 1, "pad_token_id": 0, "eos_token_id": 2, "image_token_index": 57,
     "image_token_id": 57, "num_codebooks": 2, "n_inner": 48, "n_group": 1, "topk_group": 1, "num_random_blocks": 1,
 }  # fmt: skip

@@ -20,8 +20,7 @@ SIZES_OF = {  # sizes that fit together, of latent attention, state spaces and l
         "num_key_value_heads": 4,
     },
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
-    "gemma4_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 60},
-    "nemotron_h": {"layer_types": ["mamba", "full_attention"]},
+    "nemotron_h": {"layer_types": ["mamba", "full_attention"], "mamba_num_heads": 8, "mamba_head_dim": 8},
 }  # fmt: skip
 MODELS = {  # as people call them: Transformers' class, and the architecture that llama.cpp's files say
     "Llama 3, 3.1, 3.2 and 3.3": ("LlamaForCausalLM", "llama"),
