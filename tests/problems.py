@@ -205,7 +205,7 @@ def on_every_engine(
     compiled = tuple(name for name in names if name != "triton")
     tests = {"compiled": (compiled, times, limits or {})}
     if "triton" in names:
-        tests["triton"] = (("triton",), times * 0.04, {**(limits or {}), **INTERPRETED})
+        tests["triton"] = (("triton",), times * 0.15, {**(limits or {}), **INTERPRETED})
 
     def wrap(body: Callable[..., None]) -> Callable[[str], None]:
         def test(drawn_for: str) -> None:

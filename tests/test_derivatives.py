@@ -114,19 +114,19 @@ def slope_of(function):
 @several(3)
 def test_variants_run_each_row_that_differs_once(monkeypatch, trial):
     """What is seen of the text before a row tells it apart; a token that no later one sees has no row but the last."""
-    rng, asked, product, n = fresh(), [], Weights.product, 24
+    rng, asked, linear, n = fresh(), [], Weights.linear, 24
     model = drawn(rng)
 
-    def counted(self, x, name, **more):
-        asked.extend([x.shape[0]] * (name == "blk.0.attn_q.weight"))
-        return product(self, x, name, **more)
+    def counted(self, x, name):
+        asked.extend([x.shape[0]] * (name == "blk.0.attn_q"))
+        return linear(self, x, name)
 
     run = model.run(rng.integers(0, model.config.vocabulary, n).tolist())
     gates = np.where(np.repeat(rng.random((20, 6)) < 0.5, 4, axis=1) & (np.arange(n) < n - 1), -np.inf, 0.0)
     gates[:, 0], gates[0, 8:12] = 0.0, -np.inf
     firsts = [int(np.argmin(row)) * (trial == 0 or row[1] == 0) for row in gates]  # else the first token is replaced
     variants = [Variant(row, first, ids={} if first else {0: 3}) for row, first in zip(gates, firsts, strict=True)]
-    monkeypatch.setattr(Weights, "product", counted)
+    monkeypatch.setattr(Weights, "linear", counted)
     together = list(model.again(run, variants, range(n - 1, n)))
     seen = {
         (row, one.gates[:row].tobytes(), *one.ids)

@@ -99,8 +99,8 @@ def read(
         elif name == "query_offset" and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             numbers[name] = value
         else:
-            small = isinstance(value, Tensor) and name not in ("mask", "bias")  # such as lengths, from any device
-            x[name] = tensor_of(value.to(q.device) if small else value, _SPANS.get(name, name), q)
+            small = isinstance(value, Tensor) and value.device.type == "cpu" and name not in ("mask", "bias")
+            x[name] = tensor_of(value.to(q.device) if small else value, _SPANS.get(name, name), q)  # such as lengths
     checked = check_asked(asked) if asked else {}
     wanted = {name: value for name, value in checked.items() if value is not None and value is not False}
     names = {*wanted, "logsumexp", *(["output"] if "v" in x else [])}  # the gradient needs the log-sum-exp
