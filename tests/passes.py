@@ -52,11 +52,11 @@ class Question:
         return visibility.dense(self.case.problem)
 
     def spoilt(self, queries: Array, keys: Array, bad: float) -> "Question":
-        """With all that belongs to these queries (batch, heads, …) and these keys (batch, kv_heads, …) nonfinite."""
+        """As `contiguous`, with all numbers of these queries (batch, heads, …) and keys (batch, kv_heads, …) bad."""
 
         def spoil(x: Array, where: Array) -> Array:
-            columns = where.reshape(x.shape[: self.case.q.ndim - 1])
-            return np.where(columns[..., None] if x.ndim == self.case.q.ndim else columns, np.asarray(bad, x.dtype), x)
+            columns = where.reshape(x.shape[: self.case.q.ndim - 1] + (1,) * (x.ndim == self.case.q.ndim))
+            return np.ascontiguousarray(np.where(columns, np.asarray(bad, x.dtype), x))
 
         sides = {"q": queries, "k": keys, "v": keys}
         arrays = {name: spoil(getattr(self.case, name), where) for name, where in sides.items()}

@@ -1,5 +1,9 @@
 """Tensors on a device: Triton's interpreter computes on them there, or the portable engine; the native one refuses."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +11,14 @@ import pytest
 import torch
 
 import clearhead as ch
+import clearhead.hf
+import watched
 from clearhead.core.arrays import DeviceArray
 from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, EngineError
-from watched import build
+from device import DEVICE
 
+PLACE = "interpreter" if DEVICE == "cpu" else f"{DEVICE}:0"
 pytestmark = pytest.mark.gate  # but for what is marked long; Triton's interpreter is slow
 
 RULES: dict[str, Any] = {
@@ -30,12 +37,12 @@ def inputs() -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def there(x: Any) -> DeviceArray:
-    return DeviceArray(torch.from_numpy(x))
+    return DeviceArray(torch.from_numpy(x).to(DEVICE))
 
 
 def here(x: Any) -> Array:
     assert isinstance(x, DeviceArray)
-    return x.tensor.numpy()
+    return x.tensor.cpu().numpy()
 
 
 @pytest.mark.parametrize("moved", [("bias", "mask"), pytest.param((), marks=pytest.mark.long)])
@@ -61,17 +68,17 @@ def test_every_result_is_the_cpus_and_stays_on_the_device(moved: tuple[str, ...]
     engine, experimental, native = str(ch.plan(q, k)).split("\n")
     assert engine == "engine: triton"
     assert experimental.startswith("experimental: its kernels are tested in Triton's interpreter")
-    assert native.startswith("not native: the arrays are on device interpreter")
+    assert native.startswith(f"not native: the arrays are on device {PLACE}")
 
 
 def test_the_native_engine_refuses_tensors_of_a_device():
     arrays, _ = inputs()
     q, k, v = (there(x) for x in arrays.values())
-    with pytest.raises(EngineError, match="the arrays are on device interpreter: this engine runs on the CPU"):
+    with pytest.raises(EngineError, match=f"the arrays are on device {PLACE}: this engine runs on the CPU"):
         ch.attention(q, k, v, engine="native")
-    with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device interpreter\."):
+    with pytest.raises(DtypeError, match=rf"^k is on device cpu but q is on device {PLACE}\."):
         ch.attention(q, arrays["k"], v)
-    with pytest.raises(DtypeError, match=r"^v is on device cpu but q is on device interpreter\."):
+    with pytest.raises(DtypeError, match=rf"^v is on device cpu but q is on device {PLACE}\."):
         ch.AttentionMatrix(q, k) @ arrays["v"]
 
 
@@ -141,7 +148,7 @@ def test_rollout_stays_on_the_device():
 
 def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     """A small GPT-2 generates the same as on the CPU when its tensors are treated as a device's."""
-    model = build("gpt2", n_layer=1)
+    model = watched.build("gpt2", n_layer=1)
     ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
     result = []
     for pretend in (False, True):
@@ -157,3 +164,44 @@ def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
     for ours, theirs in zip(result[1][:-1], result[0][:-1], strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
     assert result[0][-1] == result[1][-1]
+
+
+TEXTS = [one for one in watched.FAMILIES if one.kind in ("decoder", "encoder") and one.name != "gpt-oss"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("padding", ["", "left", "right"])
+@pytest.mark.parametrize("family", TEXTS, ids=lambda family: family.name)
+def test_a_model_on_the_device_attends_as_on_the_cpu(family: watched.Family, padding: str):
+    results = []
+    for device in ("cpu", DEVICE):
+        passed = {name: x.to(device) for name, x in watched.inputs(family, padding).items()}
+        output = watched.build(family, attn_implementation="clearhead").to(device)(**passed)[0]
+        seen = watched.run_watched(watched.build(family).to(device), passed, entropy=True, received=True)[1]
+        layers = [(seen[name].entropy, seen[name].received, seen.matrix(name)[...]) for name in seen.layers]
+        results.append([output.detach(), *(x for layer in layers for x in layer)])
+    for x, y in zip(*results, strict=True):
+        assert y.device.type == DEVICE
+        torch.testing.assert_close(y.cpu(), x, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.long
+def test_tools_take_tensors_of_the_device():
+    x = torch.randn(2, 4, 6, 8).to(DEVICE)
+    rules = {"mask": torch.ones(6, 6, device=DEVICE) > 0}
+    assert ch.trace(x, x, x, **rules).difference < 1e-5
+    assert "scale" in str(ch.diagnose(x, x, x, torch.softmax(x @ x.mT, -1) @ x, **rules))
+    cache = ch.nn.KVCache(batch=2, kv_heads=4, d_k=8, d_v=8, device=DEVICE)
+    for some in (x[:, :, :3], x[:, :, 3:]):
+        k, v, rules = cache.append(some, some, counts=torch.tensor([3, 2]))
+        assert ch.attention(some.requires_grad_(), k, v, causal=True, **rules).device.type == DEVICE
+
+
+@pytest.mark.long
+def test_elsewhere_everything_is_as_on_the_cpu():
+    """In a process of its own, since PyTorch has one such device for a whole process."""
+    files = [Path(__file__), Path(__file__).with_name("test_on_tensors.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "not elsewhere", "-m", "long or not long", *files]
+    elsewhere = {**os.environ, "CLEARHEAD_DEVICE": "elsewhere"}
+    result = subprocess.run(command, env=elsewhere, capture_output=True, text=True, check=False)
+    assert not result.returncode, result.stdout[-3000:]

@@ -79,9 +79,6 @@ def test_json_holds_the_whole_explanation(model):
     assert sum(data["token_arithmetic"]["weights"]) == pytest.approx(1)
 
 
-LINE = "humpty dumpty sat on a wall, humpty dumpty had a great fall\n"
-
-
 def test_a_file_of_one_sentence_is_explained_by_its_words(tmp_path, capsys):
     for text, parts in (("mary had a little\n", "mary/had/a"), ("jack fell. he had a", "jack fell./he had")):
         (tmp_path / "text").write_text(text)

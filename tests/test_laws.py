@@ -89,7 +89,7 @@ def what_sees_nothing_is_zero(run: Run, question: Question, data: st.DataObject)
 def unseen_numbers_change_no_bit(run: Run, question: Question, data: st.DataObject) -> None:
     """What belongs to queries that see nothing, and to keys that nobody sees, may be any number."""
     question = partly_blind(question)
-    same(run, run(question.spoilt(*unseen(question), data.draw(NONFINITE))), run(question))
+    same(run, run(question.spoilt(*unseen(question), data.draw(NONFINITE))), run(question.contiguous()))
 
 
 def a_nonfinite_number_reaches_only_what_sees_it(run: Run, question: Question, data: st.DataObject) -> None:
@@ -100,7 +100,7 @@ def a_nonfinite_number_reaches_only_what_sees_it(run: Run, question: Question, d
     keys = np.zeros((problem.batch, problem.kv_heads, problem.keys), bool)
     chosen = data.draw(st.sampled_from((queries, keys)))
     chosen[..., data.draw(st.integers(0, chosen.shape[-1] - 1))] = True
-    dirty, clean = run(question.spoilt(queries, keys, data.draw(NONFINITE))), run(question)
+    dirty, clean = run(question.spoilt(queries, keys, data.draw(NONFINITE))), run(question.contiguous())
     for key, untouched in each_unreached(question, clean, queries, keys):
         run.assert_same(dirty[key][untouched], clean[key][untouched], str(key))
 

@@ -16,16 +16,19 @@ from clearhead.core.arrays import DeviceArray, on_cpu, to_torch
 from clearhead.core.call import Call
 from clearhead.core.effects import Terms
 from clearhead.core.state import State
-from clearhead.engines import portable
 from clearhead.engines.base import Upstream
+from device import DEVICE
 from passes import PASSES, RECOMPUTED
 
 
 class OnTensors:
-    """The engine with the arrays of its arguments made tensors, and its answers made NumPy's arrays."""
+    """An engine with the arrays of its arguments made tensors of the device, and its answers made NumPy's arrays."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(portable, name)
+        value = getattr(self.engine, name)
         if name.isupper() or name == "reasons_not":
             return value
         return lambda *arguments, **named: _near(value(*map(_sent, arguments), **named))
@@ -33,7 +36,7 @@ class OnTensors:
 
 def _sent(x: Any) -> Any:
     if isinstance(x, np.ndarray):
-        return DeviceArray(to_torch(torch, np.array(x)))
+        return DeviceArray(to_torch(torch, np.array(x)).to(DEVICE))
     if isinstance(x, Call):
         return Call(x.problem, _sent(x.q), _sent(x.k), _sent(x.v), x.restore)
     if isinstance(x, Terms):
@@ -66,13 +69,15 @@ SINGLE = (
 
 @pytest.fixture(autouse=True)
 def _on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, over_tensors = engines.get, OnTensors()
-    monkeypatch.setattr(engines, "get", lambda name: over_tensors if name == "portable" else given(name))
+    given = engines.get
+    monkeypatch.setattr(engines, "get", lambda name: given(name) if name == "native" else OnTensors(given(name)))
 
 
 @pytest.mark.parametrize("test", DRAWN, ids=lambda test: test.__name__)
 def test_drawn_problems(test: Any):
     test("compiled")
+    if DEVICE != "cpu" and test.__module__ == "test_parity":  # on the CPU these run by themselves
+        test("triton")
 
 
 @pytest.mark.parametrize("test", SINGLE, ids=lambda test: test.__name__)
