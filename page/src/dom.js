@@ -120,9 +120,15 @@ export const walking = (next) => (/** @type {KeyboardEvent} */ event) => {
   event.stopPropagation();
 };
 
+/** Whether the page is printed: all must be drawn when the listeners of `beforeprint` and their promises are done. */
+export const paper = { printing: false };
+/** Calls in a later task, on paper before this one ends. @param {() => void} go @param {(go: () => void) => void} [wait] */
+export const later = (go, wait = setTimeout) => (paper.printing ? void Promise.resolve().then(go) : wait(go));
+
 /** Lets the browser draw and handle events, then continues at once; a timer would wait four milliseconds. */
 export const breathe = () =>
-  new Promise((go) => {
+  new Promise((/** @type {(_?: any) => void} */ go) => {
+    if (paper.printing) return go();
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = go;
     port2.postMessage(0);

@@ -3,7 +3,7 @@
 import { parts } from "./address.js";
 import { answerRoom } from "./answer.js";
 import { causesRoom, wordsOf } from "./causes.js";
-import { add, h } from "./dom.js";
+import { add, h, paper } from "./dom.js";
 import { openLesson } from "./lessons.js";
 import { liveBar } from "./live/bar.js";
 import { openLive } from "./live/room.js";
@@ -39,11 +39,11 @@ export function openRooms(page, served) {
     const front = h("section.front");
     const fold = (/** @type {string} */ name, /** @type {Child} */ title, /** @type {Child} */ body) => {
       const ontoggle = (/** @type {any} */ { target }) => {
-        if (!shell.printing()) opened[name] = target.open;
+        if (!paper.printing) opened[name] = target.open;
         dispatchEvent(new Event("resize")); // the map measures its room
         place.again();
       };
-      return h("details.fold", { open: opened[name] || shell.printing(), ontoggle }, h("summary", title), body);
+      return h("details.fold", { open: opened[name] || paper.printing, ontoggle }, h("summary", title), body);
     };
     const follow = () => {
       const { layer, head } = place.chosen;

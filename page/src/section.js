@@ -12,10 +12,8 @@ import { lettered, sym } from "./written.js";
 const TABLE = 12;
 
 /** Goes to a step; the bar of steps may be a new one. @param {string} step */
-export function openStep(step) {
-  const link = /** @type {HTMLElement | null} */ (document.querySelector(`.map [data-step=${step}]`));
-  link?.click();
-}
+export const openStep = (step) =>
+  /** @type {HTMLElement | null} */ (document.querySelector(`.map [data-step=${step}]`))?.click();
 
 /**
  * @param {Story} story @param {object} options @param {string} options.id @param {string} options.symbol

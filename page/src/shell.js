@@ -2,7 +2,7 @@
 
 import WORDS from "../../src/clearhead/words/page.toml";
 import { forgetColours } from "./colour.js";
-import { byId, h } from "./dom.js";
+import { byId, h, paper } from "./dom.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -31,7 +31,6 @@ export function openShell(header, draw) {
   /** @type {Language} */
   let language = header.language === "zh" ? "zh" : "en";
   let theme = "auto";
-  let printing = false; // on paper: light, and everything drawn
   /** @type {Map<string, (event: KeyboardEvent) => void | false>} */
   const keys = new Map();
   const live = h("div.live", { role: "status", "aria-live": "polite" });
@@ -44,7 +43,6 @@ export function openShell(header, draw) {
     main,
     t: speaker(language),
     language: () => language,
-    printing: () => printing,
     /** A sentence for screen readers, once the pointer or cursor rests. @param {string} words */
     say(words) {
       clearTimeout(later);
@@ -58,14 +56,14 @@ export function openShell(header, draw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   for (const name of ["beforeprint", "afterprint"])
     addEventListener(name, () => {
-      printing = name === "beforeprint";
+      paper.printing = name === "beforeprint"; // light, and everything drawn
       redraw();
     });
 
   function redraw() {
     const place = window.scrollY;
     document.documentElement.lang = langOf(language);
-    const shown = printing ? "light" : theme;
+    const shown = paper.printing ? "light" : theme;
     if (shown === "auto") document.documentElement.removeAttribute("data-theme");
     else document.documentElement.setAttribute("data-theme", shown);
     forgetColours();
@@ -85,9 +83,7 @@ export function openShell(header, draw) {
       redraw();
       byId(id)?.focus();
     };
-    const names = ["arrows", "heads", "point"];
-    const signs = names.map((name) => h("li", t(`keys ${name}`)));
-    const hidden = Boolean(header.learning);
+    const signs = ["arrows", "heads", "point"].map((name) => h("li", t(`keys ${name}`)));
     const title = t(`theme ${theme}`);
     const changeTheme = turn("theme", () => (theme = nextTheme));
     const changeLanguage = turn("language", () => (language = other));
@@ -95,7 +91,7 @@ export function openShell(header, draw) {
     return [
       h("span.brand", "clearhead"),
       h("span.space"),
-      h("details.keys", { hidden }, h("summary", t("keys")), h("ul", signs)),
+      h("details.keys", { hidden: Boolean(header.learning) }, h("summary", t("keys")), h("ul", signs)),
       h("button", { id: "theme", title, "aria-label": title, onclick: changeTheme }, sign),
       h("button", { id: "language", lang: langOf(other), onclick: changeLanguage }, t("language")),
     ];

@@ -2,7 +2,7 @@
 // comes near the view.
 
 import { stepHere, toStep } from "./address.js";
-import { byId, h, scrollWithin, select } from "./dom.js";
+import { byId, h, paper, scrollWithin, select } from "./dom.js";
 import { listOf, spelled } from "./numbers.js";
 import { load } from "./container.js";
 import { isFolded } from "./long/look.js";
@@ -66,7 +66,7 @@ export function openStory(page, place) {
     Object.assign(state, { version: page.version, query: Math.min(state.query, layers[state.layer].queries - 1) });
     near.disconnect();
     inView.clear();
-    const wide = Math.min(1144, shell.main.clientWidth); // the host may be folded
+    const wide = Math.min(paper.printing ? 616 : 1144, shell.main.clientWidth); // the host may be folded
     const story = makeStory(page, shell, state, wide - 2 * (wide < 640 ? 14 : 32), commit);
     const sections = sectionsOf(story);
     const map = stepMap(story, sections, (id) => drawn && go(drawn, id));
@@ -74,7 +74,7 @@ export function openStory(page, place) {
     host.replaceChildren(map, sizesOf(story), ...sections.map(({ element }) => element));
     for (const { element, draw } of sections) {
       near.observe(element);
-      if (shell.printing() || visited) draw();
+      if (paper.printing || visited) draw();
     }
     markCurrentStep(map, sections);
     place.follow("steps", () => follow());

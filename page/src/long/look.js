@@ -2,7 +2,7 @@
 
 import { toLink } from "../address.js";
 import { drawColours, weighed } from "../colour.js";
-import { ARROWS, h, select, write } from "../dom.js";
+import { ARROWS, h, later, select, write } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { draw } from "./map.js";
 import { listen } from "./pointer.js";
@@ -145,7 +145,7 @@ function fetchMore(look) {
       look.wide = wide;
       draw();
     });
-  whenReady(() => requestAnimationFrame(draw), look.failed);
+  whenReady(() => later(draw, requestAnimationFrame), look.failed);
 }
 
 // the map, with its scale, the part that is in view, and what a pixel is

@@ -3,7 +3,7 @@
 
 import { MASKED } from "../attention.js";
 import { colour, fill, penOf, pixelOf, rgb, weighed } from "../colour.js";
-import { breathe, h, pacer } from "../dom.js";
+import { breathe, h, later, pacer } from "../dom.js";
 import { kept } from "../numbers.js";
 import { paintPicture } from "./map.js";
 import { openHead, rowOf } from "./source.js";
@@ -45,7 +45,7 @@ export function thumbnails(/** @type {Page} */ page) {
     of(run, layer, heads) {
       return kept(strips, `${run} ${layer}`, () => {
         const style = { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads };
-        setTimeout(() => wait(`${run} ${layer}`));
+        later(() => wait(`${run} ${layer}`));
         return h("canvas", { width: 1, height: 1, "data-missing": 1, style });
       });
     },

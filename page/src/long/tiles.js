@@ -2,7 +2,7 @@
 // of which the last 64 are kept, and where the colour scale ends.
 
 import { MASKED } from "../attention.js";
-import { pacer } from "../dom.js";
+import { later, pacer } from "../dom.js";
 import { kept } from "../numbers.js";
 import { ask } from "./source.js";
 
@@ -35,7 +35,7 @@ export function tileOf(w) {
     return keep(key, head, tile);
   }
   wanted.set(key, w);
-  if (!working) setTimeout(work);
+  if (!working) later(work);
   working = true;
   return null;
 }
