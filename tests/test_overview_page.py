@@ -43,7 +43,7 @@ def test_the_picture_has_the_models_parts_and_what_they_add(running, explained):
         assert page.locator("[data-part^=layer] i").count() == 16
         page.locator("[data-part=layer-1] i").nth(3).click()
         until(page, "location.hash.includes('step-weights')")
-        assert [page.locator(f"#pick-{name}").input_value() for name in ("layer", "head")] == ["1", "3"]
+        until(page, "document.querySelector('#pick-layer').value + document.querySelector('#pick-head').value === '13'")
         for door in ("mlp-0", "step-scores"):
             page.locator(f"[data-part={door}] button").press("Enter")
             until(page, f"document.activeElement.id === 'step-{'way' if door == 'mlp-0' else 'scores'}-title'")
@@ -122,7 +122,7 @@ def test_a_record_has_the_tour_without_changes_of_the_run(running):
     with opened(running, seen.to_html(), wait=".picture li", reduced_motion="reduce") as page:
         page.locator(".overview .headed button").click()
         for stop in range(1, 9):
-            assert f"Stop {stop} of 8" in page.locator("#tour").text_content()
+            until(page, f"document.querySelector('#tour').textContent.includes('Stop {stop} of 8')")
             assert page.locator("#tour-try").count() <= (stop in (2, 3))
             page.keyboard.press("ArrowRight")
         assert "--against WORD" in page.locator(".choices").text_content()

@@ -126,11 +126,10 @@ def test_weights_keyboard_and_another_layer(running, explained, seen):
     with drawn(running, explained) as page:
         assert page.locator(".step").count() >= 7
         assert page.locator(".figure").count() >= 6
-        table = page.locator("#step-weights details.numbers")
-        table.locator("summary").click()
-        cells = table.locator("tbody tr").all()
+        page.locator("#step-weights details.numbers summary").click()
         matrix = ch.AttentionMatrix(seen.run.q, seen.run.k, causal=True)[seen.head]
-        for i, row in enumerate(cells):
+        until(page, f"document.querySelectorAll('#step-weights tbody tr').length === {len(matrix)}")
+        for i, row in enumerate(page.locator("#step-weights tbody tr").all()):
             for j, text in enumerate(row.locator("td").all_text_contents()):
                 assert (text == "masked") if j > i else abs(float(text) - matrix[i, j]) < 1e-4
         page.locator("#step-weights .figure").focus()

@@ -262,7 +262,6 @@ def test_the_page_shows_the_answer_why_and_the_runs_without(running, port):
             "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
         )
     }
-    print("ROWS", rows)
     part = next(each for each in found.parts if 1 in each.tokens)
     assert number(rows[part.text][1]) == pytest.approx(part.hidden, abs=0.006)
     assert number(rows[part.text][2]) == pytest.approx(-part.effect, abs=0.006)
