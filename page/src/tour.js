@@ -101,8 +101,8 @@ export function openTour(page, place) {
   const card = h("section.tour", named, title, says, then, moves);
 
   const show = () => {
-    if (stop < 0 || !page.header.layers[chosen.layer].arrays.q) return;
-    const { t } = shell;
+    const [{ t }, { arrays }] = [shell, page.header.layers[chosen.layer]];
+    if (stop < 0 || !["q", "k", "v"].every((name) => page.array(arrays[name]))) return; // until they are unpacked
     const [[id, offerOf], now] = [STOPS[stop], numbersOf(page, chosen)];
     const offer = offerOf(now);
     const ofPlace = id === "qkv" || id === "scores";
