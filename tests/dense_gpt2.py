@@ -78,7 +78,7 @@ def dense(model, ids, added=None, weigh=None, factors=None):
     factors   (layers, heads) multiply the outputs
     """
     weights_of = model.weights if isinstance(model, SimpleNamespace) else gpt2_weights(model)
-    w, config, n = {name: x.astype(np.float64) for name, x in weights_of.items()}, model.config, len(ids)
+    w, config, n = {name: x.astype(np.float64, copy=False) for name, x in weights_of.items()}, model.config, len(ids)
     width = config.d_model // config.heads
 
     def normal(x, name):
