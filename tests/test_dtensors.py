@@ -12,9 +12,8 @@ SCRIPT = Path(__file__).with_name("dtensors.py")
 SCENARIOS = "everything,narrow,messages,shapes"
 JOBS = [
     ("shapes", 2),
-    pytest.param(f"{SCENARIOS},refused", 2, marks=pytest.mark.gate),
-    pytest.param(SCENARIOS, 3, marks=pytest.mark.gate),
-    *(pytest.param(SCENARIOS, ranks, marks=pytest.mark.long) for ranks in (1, 4)),
+    pytest.param(f"{SCENARIOS},refused", 3, marks=pytest.mark.gate),
+    *(pytest.param(f"{SCENARIOS},refused", ranks, marks=pytest.mark.long) for ranks in (1, 2, 4)),
 ]
 
 
