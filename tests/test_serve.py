@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -207,8 +208,9 @@ def test_one_run_at_a_time_and_none_without_a_reader():
 @contextmanager
 def started():
     """`clearhead serve` in a process of its own: the process, its port and the secret of its address."""
-    command = [sys.executable, "-m", "clearhead", "serve", "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    command, piped = [sys.executable, "-m", "clearhead", "serve", "--no-open"], subprocess.PIPE
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # glibc adds arenas of 23 MB at random, which hide a leak
+    with subprocess.Popen(command, stdout=piped, stderr=piped, text=True, env=environment) as running:
         yield running, *re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", running.stdout.readline()).groups()
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=60) == 0
@@ -217,7 +219,7 @@ def started():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.gate
-def test_memory_stays_bounded_over_a_thousand_requests():
+def test_memory_stays_bounded_over_hundreds_of_requests():
     rng, sizes = fresh(), []
     with started() as (running, port, token):
 
@@ -226,14 +228,14 @@ def test_memory_stays_bounded_over_a_thousand_requests():
             assert status == 200, data
             return json.loads(data.splitlines()[-1])
 
-        for place in range(1000):
-            if place % 100 == 0:
+        for place in range(300):
+            if place % 50 == 0:
                 count = last(text=a_text(4))["number"]
                 sizes.append(int(Path(f"/proc/{running.pid}/statm").read_text(encoding="ascii").split()[1]) * 4096)
             layer, head, key = map(int, rng.integers((2, 8, 3)))
             right = [{"word": key}, {"head": [layer, head]}, {"edge": [layer, head, 3, key]}, {"edge": [9, 9, 9, 9]}]
             last(number=count, **right[place % 4])
-    assert sizes[-1] - sizes[2] < 30 * 2**20, sizes
+    assert sizes[-1] - sizes[2] < 4 * 2**20, sizes
 
 
 def test_the_page_shows_the_answer_why_and_the_runs_without(running, port):
