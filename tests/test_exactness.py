@@ -33,7 +33,7 @@ Measures = tuple[Callable[[torch.Tensor, Array], float], ...]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHAPES: list[Any] = [(1, 2, 64, 64, 64), (2, 3, 130, 700, 32), (1, 4, 300, 300, 16), (1, 2, 33, 33, 80)]
 RULED: list[Any] = [{}, {"causal": True, "query_offset": 0}]
-CASES = [*product(SHAPES, RULED), pytest.param((32, 4, 1, 300, 128), {}, marks=pytest.mark.gate)]
+CASES = [*product(SHAPES, RULED), pytest.param((8, 4, 1, 300, 128), {}, marks=pytest.mark.gate)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,14 +69,14 @@ def test_the_only_key_of_a_query_has_all_the_weight(dtype: str):
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
 def test_large_scores_over_long_rows_are_no_less_exact(size: float):
-    q, k, v = random((1, 8, 16, 20_000, 64))
+    q, k, v = random((1, 4, 16, 20_000, 64))
     compare([(q * size, k, v)], "float32", measures=(root_mean_square,))
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_million_keys_are_no_less_exact(dtype: str):
-    compare([random((1, 2, 4, 1_000_000, 8))], dtype, measures=(root_mean_square,))  # the largest of so few is chance
+    compare([random((1, 1, 4, 1_000_000, 8))], dtype, measures=(root_mean_square,))  # the largest of so few is chance
 
 
 # The processor's bfloat16 products flush subnormal numbers to 0, as the README says.
@@ -97,21 +97,17 @@ def test_subnormal_numbers_are_no_less_exact(small: str, dtype: str):
 
 # Several draws together: with few independent rows, a few random roundings would decide the ratio.
 SIZES: list[Any] = [("float32", 1.0), ("float32", 3.0), ("float32", 6.0), ("bfloat16", 3.0), ("float16", 3.0)]
-SIZES += [("float32", 15.0), ("float32", 60.0)]
+LARGE = [("float32", 15.0), ("float32", 60.0)]
 PAIRED = [(dtype, size, True) for dtype in ("float32", "bfloat16") for size in (15.0, 60.0, 250.0)]
+EVERY = [*((*one, False) for one in SIZES), *PAIRED, *((*one, False) for one in LARGE)]
+MANY: list[Any] = [((1, 4, 130, 130, 64), {}), ((1, 4, 130, 130, 64), {"is_causal": True}), ((1, 2, 150, 400, 128), {})]
+GRADIENTS = [(*rows, *one) for rows, one in product(MANY, EVERY)]
+GRADIENTS += [pytest.param((2, 16, 1, 300, 128), {}, *one, marks=pytest.mark.gate) for one in EVERY[: -len(LARGE)]]
+GRADIENTS += [pytest.param((1, 16, 1, 2000, 128), {}, *EVERY[0], marks=pytest.mark.gate)]  # sums over many keys
+GRADIENTS += [pytest.param((1, 16, 1, 2000, 64), {}, *one, marks=pytest.mark.long) for one in EVERY]
 
 
-@pytest.mark.parametrize(("dtype", "size", "pairs"), [*((*one, False) for one in SIZES), *PAIRED])
-@pytest.mark.parametrize(
-    ("shape", "rules"),
-    [
-        ((1, 4, 130, 130, 64), {}),
-        ((1, 4, 130, 130, 64), {"is_causal": True}),
-        ((1, 2, 150, 400, 128), {}),
-        pytest.param((1, 16, 1, 2000, 64), {}, marks=pytest.mark.long),
-        pytest.param((1, 16, 1, 2000, 128), {}, marks=pytest.mark.gate),
-    ],
-)
+@pytest.mark.parametrize(("shape", "rules", "dtype", "size", "pairs"), GRADIENTS)
 def test_gradients_are_no_less_exact_than_pytorchs_fused_kernels(
     shape: tuple[int, ...],
     rules: dict[str, bool],
@@ -131,7 +127,7 @@ def test_gradients_are_no_less_exact_than_pytorchs_fused_kernels(
         truth = gradients(plain_attention, [x.double() for x in (q, k, v)], upstream.double(), rules)
         for attend, errors in ((scaled_dot_product_attention, ours), (fused_attention, theirs)):
             result = gradients(attend, [q, k, v], upstream, rules)
-            errors.append([(x.double() - y).square().mean(-1).flatten() for x, y in zip(result, truth, strict=True)])
+            errors.append([(x - y).square_().mean(-1).flatten() for x, y in zip(result, truth, strict=True)])
     sides = ([torch.cat(rows) for rows in zip(*errors, strict=True)] for errors in (ours, theirs))
     # with pairs one query in many has all of its weight on two near keys, and its rounding would be the whole mean
     typical = [lambda rows: rows.quantile(0.9), torch.mean, torch.mean] if pairs else [torch.mean] * 3
