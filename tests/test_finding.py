@@ -278,6 +278,9 @@ def test_damaged_gguf_files_get_one_error(tmp_path, file, damages):
     place.write_bytes(data.replace(b"blk.0.attn_q.weight", b"blk_0_attn_q_weight"))
     with pytest.raises(ClearheadError, match="attn_q"):
         load(place)
+    place.write_bytes(data[:24] + b"\xff" * 4 + data[28:])  # the length of the first key
+    with pytest.raises(FileError, match="a text is longer than the file"):
+        load(place)
     for trial in range(damages):
         copy = bytearray(data if trial % 4 else data[: int(rng.integers(0, len(data)))])
         for _ in range(int(rng.integers(1, 4))):

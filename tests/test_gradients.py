@@ -23,7 +23,6 @@ from clearhead.derivatives import backward, recomputed
 from clearhead.errors import EngineError
 from formula import formula
 from problems import Case, cases, each_engine, every_rule, examples, on_every_engine
-from programs import python
 from seeds import normal
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "spans")
@@ -249,8 +248,9 @@ def test_gradients_of_every_result(engine: str, case: Case, answers: list[str]):
 @pytest.mark.parametrize("name", DERIVED)
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
 def test_the_gradient_of_one_result_under_all_rules(engine: str, name: str, left_out: str):
-    q, k, v = (normal(2, 2, *size) for size in ((4, 9, 5), (2, 8, 5), (2, 8, 3)))
-    rules = {one: value for one, value in every_rule((2, 2), 4, 9, 8).items() if one not in left_out.split()}
+    lead = (2,) if engine == "triton" else (2, 2)  # its interpreter is slow
+    q, k, v = (normal(*lead, *size) for size in ((4, 9, 5), (2, 8, 5), (2, 8, 3)))
+    rules = {one: value for one, value in every_rule(lead, 4, 9, 8).items() if one not in left_out.split()}
     check(engine, Case(q, k, v, rules, 0), [name])
 
 
@@ -342,23 +342,3 @@ def as_close_as_plain(
         allowed = 20 * max(apart) + 4 * last * np.abs(truth[name]).max(initial=0) + 1e-7
         allowed += 0.0 if lost is None else 4 * rounding * lost[name]
         np.testing.assert_allclose(np.asarray(result[name], np.float64), truth[name], 0, allowed, err_msg=name)
-
-
-PROGRAM = """
-import resource, torch, clearhead as ch
-def hvp(n):
-    q, k, v, *along = (torch.randn(1, 8, n, 16) for _ in range(6))
-    for x in (q, k, v):
-        x.requires_grad_()
-    first = torch.autograd.grad(ch.attention(q, k, v, causal=True).sum(), (q, k, v), create_graph=True)
-    torch.autograd.grad(first, (q, k, v), along)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-hvp(64)
-before = peak()
-hvp(2048)
-print(peak() - before)
-"""
-
-
-def test_a_second_derivative_stores_no_weights():
-    assert float(python(PROGRAM)) < 130  # MB; the weights of 8 heads are 134 MB, and a dense one holds some twenty such

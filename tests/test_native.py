@@ -266,8 +266,10 @@ sys.exit(os.waitpid(child, 0)[1])
 """
 
 
-@pytest.mark.parametrize("kind", ["arrays", "tensors"])
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [("arrays", 1), ("arrays", 4), ("tensors", 4), pytest.param("tensors", 1, marks=pytest.mark.long)],
+)
 def test_a_program_ends_well_while_daemon_threads_attend(kind: str, threads: int) -> None:
     command = [sys.executable, "-c", ENDING, kind, str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -4,7 +4,7 @@ Every candidate is compared on one or two rows first. Those that come near are c
 still fit on all rows, or on as many as the budget allows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -31,7 +31,6 @@ _FEW = 64  # the root mean square of fewer numbers says little
 _CLEAR = 0.3  # a correlation above this is not chance
 _SOFTMAXED = ("weights", "heads", "concat", "output")  # stages from the weights on
 _HALVINGS = 5  # steps that halve the range of an unknown number, before those along a line
-_STEPS = 56  # the most steps of both kinds
 _MUCH = 2**11  # with more scores than this in a row (over all heads), only one row is compared first
 _WIDE = 2**19  # with more scores than this per head, mistakes that need all of them are not tried
 
@@ -45,7 +44,6 @@ class Search:
 
     def __init__(self, inputs: Diagnosed, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
-        self._near: dict[Rows, float] = {}
         problem, ends = inputs.problem, sorted({0, inputs.problem.batch - 1})
         n, whole = inputs.theirs.shape[2], inputs.stage in "qkv" or prod(problem.shape) <= BUDGET
         batches, rows = tuple(range(problem.batch)) if whole else tuple(ends), tuple(range(n))
@@ -184,13 +182,21 @@ class Search:
 
         x = scores(self.exact, recipe.but(masking="after"), rows)
         low, high = (0.0, 0.0) if recipe["masking"] == "add" else (float(x.min()), float(x.max()))
-        number = crossing(
-            lambda number: float((toward * np.where(use, at(number) - theirs, 0.0)).sum()),  # has it gone too far?
-            (low - 40.0, -float((toward * gone).sum())),
-            (high + 40.0, float((toward * apart).sum())),
-        )
+        low, high, side = low - 40.0, high + 40.0, 0
+        under, over = -(toward * gone).sum(), (toward * apart).sum()  # how far it has gone at each end
+        close = 2.0**-52 * (over - under)
+        for step in range(30):  # a few halvings, then regula falsi (Illinois): a dozen, if rounding hides no crossing
+            along = step >= _HALVINGS
+            number = high - over * (high - low) / (over - under) if along else (low + high) / 2
+            further = (toward * np.where(use, at(number) - theirs, 0.0)).sum()  # has the number gone too far?
+            if abs(further) <= close:
+                break
+            if further > 0:
+                high, over, under, side = number, further, under / (2 if side > 0 else 1), int(along)
+            else:
+                low, under, over, side = number, further, over / (2 if side < 0 else 1), -int(along)
         idle = recipe["masking"] == "add" and abs(number) <= 1e-3  # then the mask hides no key
-        far = self.gap(recipe.but(fill=number), rows) > self.near(rows)
+        far = self.gap(recipe.but(fill=number), self.screen) > self._near
         return None if idle or far else self._shortest(recipe, rows, number)
 
     def _shortest(self, recipe: Recipe, rows: Rows, number: float) -> Recipe:
@@ -199,11 +205,10 @@ class Search:
         enough = max(2 * self.gap(every[-1], rows), self.allowed(every[-1], rows))
         return next(each for each in every if each is every[-1] or self.gap(each, rows) <= enough)
 
-    def near(self, rows: Rows) -> float:
-        """The largest gap on these rows with which a candidate is compared any further."""
-        if rows not in self._near:
-            self._near[rows] = max(1e-3 * largest(self.theirs(rows)), 5 * self.allowed(RIGHT, rows))
-        return self._near[rows]
+    @cached_property
+    def _near(self) -> float:
+        """The largest gap on the screen with which a candidate is compared any further."""
+        return max(1e-3 * largest(self.theirs(self.screen)), 5 * self.allowed(RIGHT, self.screen))
 
     def explanations(self) -> list[MistakeExplanation]:
         """The candidates that fit, best first: single mistakes, else pairs, else rounding judged by statistics."""
@@ -239,7 +244,7 @@ class Search:
         self.tried += 1
         with suppress(ValueError, IndexError):  # shapes do not fit: no program makes this mistake
             recipe = self.filled(candidate.recipe, self.sample) if candidate.solved else candidate.recipe
-            if recipe is None or self.gap(recipe, self.screen) > self.near(self.screen):
+            if recipe is None or self.gap(recipe, self.screen) > self._near:
                 return None
             for rows in (self.sample, self.everything):
                 residual, tolerance = self.measure(recipe, rows)
@@ -247,23 +252,6 @@ class Search:
                     return None
             return replace(candidate, recipe=recipe, residual=residual, tolerance=tolerance)
         return None
-
-
-def crossing(value: Callable[[float], float], below: tuple[float, float], above: tuple[float, float]) -> float:
-    """Where a rising function crosses 0, from (number, value) on each side: halving, then regula falsi (Illinois)."""
-    (low, under), (high, over), number, side = below, above, np.inf, 0
-    close = 2.0**-52 * (over - under)
-    for step in range(_STEPS):
-        along = step >= _HALVINGS
-        last, number = number, high - over * (high - low) / (over - under) if along else (low + high) / 2
-        found = value(number)
-        if abs(found) <= close or abs(number - last) <= 1e-14:
-            break
-        if found > 0:
-            high, over, under, side = number, found, under / (2 if side > 0 else 1), int(along)
-        else:
-            low, under, over, side = number, found, over / (2 if side < 0 else 1), -int(along)
-    return number
 
 
 def rms(x: Array) -> float:

@@ -22,7 +22,6 @@ _ORDERS = {  # the order of the steps before the mask, for a softcap in the wron
 _AXES = {"queries": (-2,), "matrix": (-2, -1), "heads": (1,), "batch": (0,), "all": (0, 1, 2, 3)}
 SOFTMAX = frozenset({"axis", "softmax", "rescale"})  # each replaces the whole softmax
 _OFF = 0.0025  # the largest error that the rounding of a log-sum-exp may excuse
-_SINKING = frozenset({"scale", "sinks"})
 _SCORED = OPERANDS | SCORING
 _MASKED = _SCORED | SEEING | {"masking", "fill"}
 
@@ -125,8 +124,7 @@ def weights(work: Workings, recipe: Recipe, rows: Rows) -> Array:
 def _weights(work: Workings, recipe: Recipe, rows: Rows) -> Array:
     x, sinks, again = scores(work, recipe, rows), None, recipe["again"]
     if work.problem.sinks is not None:
-        changed = changed_rules(work.problem, Recipe(recipe.key(_SINKING))).sinks
-        sinks = None if changed is None else changed[:, None, None].astype(work.dtype)
+        sinks = selected(changed_rules(work.problem, recipe), rows, work.dtype).sinks
     result = _softmaxed(recipe, x, sinks)
     if work.rounded_sums:
         off = eps(np.dtype(np.float32)) * np.abs(_log_sum(x, sinks))

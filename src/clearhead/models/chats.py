@@ -57,15 +57,12 @@ def rendered(
     if not any(stop for _, stop in turns):
         with suppress(FileError):
             parts = _found(
-                lambda given: render([{**one, "content": _parts(one["content"])} for one in given]), messages
+                lambda given: render([{**one, "content": [{"type": "text", "text": one["content"]}]} for one in given]),
+                messages,
             )
             if any(stop for _, stop in parts[1]) and "'type':" not in parts[0]:
                 return parts
     return text, turns, dated
-
-
-def _parts(content: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}]
 
 
 def _found(render: Any, messages: Sequence[dict[str, str]]) -> tuple[str, list[Span], bool]:

@@ -45,9 +45,10 @@ def _number(data: mmap.mmap, kind: int) -> Any:
 
 
 def _text(data: mmap.mmap) -> str:
-    return data.read(_LENGTH.unpack(data.read(8))[0]).decode(
-        "utf-8", "backslashreplace"
-    )  # a name or licence may be in any encoding
+    size = _LENGTH.unpack(data.read(8))[0]
+    if size > len(data) - data.tell():  # a damaged length would have the weights read as letters
+        raise ValueError("a text is longer than the file")
+    return data.read(size).decode("utf-8", "backslashreplace")  # a name or licence may be in any encoding
 
 
 def _value(data: mmap.mmap, kind: int) -> Any:
