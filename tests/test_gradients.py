@@ -249,6 +249,7 @@ def test_gradients_of_every_result(engine: str, case: Case, answers: list[str]):
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
 def test_the_gradient_of_one_result_under_all_rules(engine: str, name: str, left_out: str):
     lead = (2,) if engine == "triton" else (2, 2)  # its interpreter is slow
+    left_out += " bias spans" if left_out and engine == "triton" else ""  # beside these, no gradient is its own
     q, k, v = (normal(*lead, *size) for size in ((4, 9, 5), (2, 8, 5), (2, 8, 3)))
     rules = {one: value for one, value in every_rule(lead, 4, 9, 8).items() if one not in left_out.split()}
     check(engine, Case(q, k, v, rules, 0), [name])
