@@ -194,12 +194,15 @@ def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
 
 # the step bar
 
+MAP_IS_DRAWN = "document.querySelector('.map-of')?.dataset.missing === '0'"  # and moves the steps below no more
+
 
 @pytest.mark.parametrize(
     ("window", "step", "motion"), [((1280, 900), "weights", "no-preference"), ((390, 700), "output", "reduce")]
 )
 def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, step, window, motion):
     with opened(running, explained, *window, reduced_motion=motion) as page:
+        until(page, MAP_IS_DRAWN)
         page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
         assert _lands(page, step)
         assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
@@ -217,6 +220,7 @@ def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
     with opened(running, frame, wait="iframe") as page:
         page.frame_locator("iframe").locator(".step").first.wait_for()
         inside = page.frames[1]
+        until(inside, MAP_IS_DRAWN)
         inside.evaluate("document.querySelector('.map a[data-step=output]').click()")
         assert _lands(inside, "output")
 
