@@ -21,16 +21,18 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-\d+)?")
 
 
 @cache
-def run(command: str) -> str:
-    """What the command prints."""
+def shell(command: str, given: str = "") -> tuple[str, str]:
+    """What the command prints of this input, and on standard error."""
     plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLORTERM")}
     plain |= {
         "COLUMNS": "80",
         "LC_ALL": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",  # starting more takes longer than these commands need them
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     done = subprocess.run(
         ["bash", "-c", command],
+        input=given,
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -38,7 +40,17 @@ def run(command: str) -> str:
         cwd=ROOT,
         check=False,
     )
-    return "".join(line.rstrip() + "\n" for line in (done.stdout + done.stderr).splitlines())
+    return done.stdout, done.stderr
+
+
+def run(command: str) -> str:
+    """What the command prints. What is piped through several filters runs once."""
+    first, _, rest = command.partition(" | ")
+    out, error = shell(first)
+    if rest:
+        out, more = shell(rest, out)
+        error += more
+    return "".join(line.rstrip() + "\n" for line in (out + error).splitlines())
 
 
 def renewed(text: str, *, quick: bool) -> str:
