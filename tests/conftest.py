@@ -5,6 +5,7 @@ draws more examples. One thread for BLAS and OpenMP, unless a test asks for more
 and pytest runs a process for each core.
 """
 
+import atexit
 import gc
 import os
 import signal
@@ -24,6 +25,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU kernels run on the CPU
 import seeds
 from browser import browser
 
+gc.disable()  # until all is imported: each full collection would look through it again, half a second
+atexit.register(gc.unfreeze)  # nanobind reports what is left at the end
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
 
 collect_ignore = ["conftest.py"]  # docs has one too, and doctest would take both for the same module
@@ -52,7 +55,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
         _prepare_once(interpreter)
-    gc.freeze()  # what was imported stays; each full collection would look through it again, half a second
+    gc.freeze()  # what was imported stays
+    gc.enable()
 
 
 def _prepare_once(interpreter: Any) -> None:
@@ -72,10 +76,6 @@ def _prepare_once(interpreter: Any) -> None:
         return known[name]
 
     interpreter._get_np_dtype = dtype_of
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # nanobind reports what is left at the end
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 from triton.runtime import interpreter
 
 from clearhead.engines import triton
@@ -25,6 +24,8 @@ DEVICE = os.environ.get("CLEARHEAD_DEVICE", "cpu")
 
 def start() -> None:
     """Compile the device, and let Triton's interpreter read its memory."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "device.so"
         command = ["c++", "-shared", "-fPIC", "-std=c++20", Path(__file__).with_name("device.cpp"), "-o", built]

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from clearhead.explaining.explain import explain
 from dense_gpt2 import COLOUR, LONG
 from diagnosing import WRONG, written
 from problems import in_the_gate
@@ -55,15 +57,28 @@ REPORTS = {  # the options of each, Chinese words that it has, and English ones 
 TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LONG}")
 
 
+SHADED = [("why", {}), ("edits", {}), ("why", COLOUR), ("steps", {}), ("steps", COLOUR)]  # edits have no matrix
+
+
+@cache
+def explained(text):
+    """The explanation of a text, and what is told of it before its end: computed once, printed often."""
+    stages = []
+    return explain(text, told=stages.append), stages
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("colour", in_the_gate([{}, COLOUR], COLOUR))
-@pytest.mark.parametrize("report", in_the_gate(REPORTS, "steps"))
-def test_a_report_fits_80_columns_and_its_chinese_is_complete(report, language, text, colour):
+@pytest.mark.parametrize("shown", in_the_gate(SHADED, *SHADED[2:]))
+def test_a_report_fits_80_columns_and_its_chinese_is_complete(shown, language, text, monkeypatch):
+    def again(text, model, *, told, **asked):
+        return [*map(told, explained(text)[1])] and explained(text)[0]
+
+    monkeypatch.setattr("clearhead.explaining.explain.explain", again)
+    report, colour = shown
     options, chinese, english = REPORTS[report]
     text = f"{text} a wall" if report == "why" and text == "mary" else text  # of one token nothing can be hidden
-    shaded = {} if report == "edits" else colour  # which has no matrix
-    plain = fitting("explain", text, *options, "--lang", language, environment=shaded)
+    plain = fitting("explain", text, *options, "--lang", language, environment=colour)
     if language == "zh":
         assert [words for words in chinese.split() if words not in plain] == []
         assert [words for words in english.split() if words.replace("_", " ") in plain.replace("layers=", "")] == []
@@ -72,13 +87,15 @@ def test_a_report_fits_80_columns_and_its_chinese_is_complete(report, language, 
 
 @pytest.mark.gate
 def test_the_environment_turns_colour_on_and_off():
-    assert "\x1b" not in run("explain", LONG, "--steps").stdout
-    steps, coloured = ("explain", LONG, "--steps"), {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
-    full = run(*steps, **coloured, COLORTERM="truecolor").stdout
-    assert "\x1b[48;2;" in full
-    limited = run(*steps, **coloured).stdout
+    def steps(**environment):
+        return call("explain", LONG, "--steps", environment=environment).stdout
+
+    assert "\x1b" not in steps()
+    coloured = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    assert "\x1b[48;2;" in steps(**coloured, COLORTERM="truecolor")
+    limited = run("explain", LONG, "--steps", **coloured).stdout  # in a process: Rich keeps a style's colours
     assert [each in limited for each in ("48;5;", "48;2;")] == [True, False]
-    none = run(*steps, **coloured, NO_COLOR="1").stdout
+    none = steps(**coloured, NO_COLOR="1")
     assert [each in none for each in ("48;", ".:-=+*#%@")] == [False, True]
 
 
@@ -276,9 +293,9 @@ def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path):
 @pytest.mark.parametrize("encoding", ["gbk", "cp1252", "ascii"])
 @pytest.mark.parametrize("words", ["explain --steps 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
 def test_every_encoding_prints_the_numbers(encoding, words):
-    done = run(*[word.replace("_", " ") for word in words.split()], text=False, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr) == (1 if "wrong" in words else 0, b"")
-    said = done.stdout.decode(encoding)
+    done = call(*[word.replace("_", " ") for word in words.split()], encoding=encoding)
+    assert (done.returncode, done.stderr) == (1 if "wrong" in words else 0, "")
+    said = done.stdout
     assert "A = softmax(" in said or "usage:" in said
     if encoding == "ascii" and "explain" in words and "usage:" not in said:
         assert "0 \\u732b1/3" in said

