@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -309,6 +308,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
     from clearhead.engines import native
     from clearhead.engines.threads import get_num_threads
 

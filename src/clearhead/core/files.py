@@ -4,7 +4,6 @@ import errno
 import json
 import mmap
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -194,7 +193,7 @@ def _checked(name: str) -> os.stat_result | None:
 
 def _replace(name: str, old: os.stat_result | None, data: bytes) -> None:
     """Write a temporary file in the same folder and rename it to `name`; a new file's mode follows the umask."""
-    beside = os.path.join(os.path.dirname(name), f".clearhead-{secrets.token_hex(8)}")
+    beside = os.path.join(os.path.dirname(name), f".clearhead-{os.urandom(8).hex()}")
     mode = 0o666 if old is None else 0o600
     try:
         binary = getattr(os, "O_BINARY", 0)

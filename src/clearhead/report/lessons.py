@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -11,16 +11,17 @@ from rich.text import Text
 from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent, significant
 from clearhead.errors import FileError
-from clearhead.explaining.learning import Learning, learning
 from clearhead.report.cells import columns, note, table, title
 from clearhead.report.console import put
-from clearhead.report.explained import share_line
 from clearhead.report.heat import pool
 from clearhead.report.streams import console_of, deliver, spelled
 from clearhead.tables import bar
 from clearhead.textbook.costs import Product, layer_costs, read_sizes, sparse_patterns
 from clearhead.textbook.why_scale import WIDTHS, WhyScale, why_scale
 from clearhead.words import Language, formula, say
+
+if TYPE_CHECKING:
+    from clearhead.explaining.learning import Learning
 
 _QUERIES = 1000  # queries that `clearhead scale` draws for each width
 _WIDE = 11  # a column of the tables of scales
@@ -130,6 +131,8 @@ def _by_width(scale: WhyScale, heads: Sequence[str], numbers: Array) -> Iterator
 
 def learn(options: argparse.Namespace) -> int:
     """Show how a small model learns W^Q, W^K and W^V: the loss by step, then the last recorded step up to --step."""
+    from clearhead.explaining.learning import learning
+
     console, run = console_of(options), learning()
     step = int(run.step[-1]) if options.step is None else options.step
     if not 0 <= step <= run.step[-1]:
@@ -143,7 +146,7 @@ def learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:
+def _curve(run: "Learning", place: int, language: Language) -> Iterator[Text]:
     yield title(run.words("learn", language))
     yield note(run.words("learn says", language))
     yield Text()
@@ -160,8 +163,10 @@ def _curve(run: Learning, place: int, language: Language) -> Iterator[Text]:
     yield note(f"|∂/∂W|{colon}{run.words('learn gradient', language)}")
 
 
-def _attended(run: Learning, place: int, language: Language) -> Iterator[Text]:
+def _attended(run: "Learning", place: int, language: Language) -> Iterator[Text]:
     """Write what the last token attends to in each head, and what follows the text."""
+    from clearhead.report.explained import share_line
+
     yield Text()
     yield title(run.words("learn attention", language))
     names = [spelled(token) for token in run.tokens]

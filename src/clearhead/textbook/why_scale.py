@@ -60,7 +60,7 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     return WhyScale(np.array(sizes), *map(np.stack, zip(*drawn, strict=True)))
 
 
-def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
+def _one_width(rng: "np.random.Generator", d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
     """Compute a WhyScale's rows for one width; each query with its own keys is one head of the definition."""
     q, k = rng.standard_normal((queries, 1, d_k)), rng.standard_normal((queries, keys, d_k))
     calls = [describe(q, k, None, {"scale": scale}) for scale in (1.0, d_k**-0.5)]
