@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -41,18 +41,10 @@ def test_explain_prints_every_section():
     assert re.search(r"most likely next\n +␣a +9\d\.\d+%", done.stdout)
 
 
-REPORTS = {  # the options of each, Chinese words that it has, and English ones that it may not have (_ is a space)
-    "steps": (["--steps"], "逐步计算 最大偏差 不可关注处为 softmax(M)，逐行", "forbidden row largest chosen"),
-    "why": (
-        ["--why"],
-        "为什么是 原文 作用 重新运行 隐藏 几率 未能解释",
-        "Why part effect hidden again edges heads layer points",
-    ),
-    "edits": (
-        ["--cut=-1>0", "--boost", "0=1.5", "--off", "1.2"],
-        "改动前 改动后 变化 下一个词元",
-        "before after moved change layer_0",
-    ),
+REPORTS = {  # the options of each | Chinese words that it has | and English ones that it may not have (_ is a space)
+    "steps": "--steps|逐步计算 最大偏差 不可关注处为 softmax(M)，逐行|forbidden row largest chosen",
+    "why": "--why|为什么是 原文 作用 重新运行 隐藏 几率 未能解释|Why part effect hidden again edges heads layer points",
+    "edits": "--cut=-1>0 --boost 0=1.5 --off 1.2|改动前 改动后 变化 下一个词元|before after moved change layer_0",
 }
 TEXTS = ("mary", "猫 sat on", "你好，世界 🙂", LONG, f"{LONG} {LONG} {LONG}")
 
@@ -76,26 +68,24 @@ def test_a_report_fits_80_columns_and_its_chinese_is_complete(shown, language, t
 
     monkeypatch.setattr("clearhead.explaining.explain.explain", again)
     report, colour = shown
-    options, chinese, english = REPORTS[report]
+    options, chinese, english = map(str.split, REPORTS[report].split("|"))
     text = f"{text} a wall" if report == "why" and text == "mary" else text  # of one token nothing can be hidden
     plain = fitting("explain", text, *options, "--lang", language, environment=colour)
     if language == "zh":
-        assert [words for words in chinese.split() if words not in plain] == []
-        assert [words for words in english.split() if words.replace("_", " ") in plain.replace("layers=", "")] == []
+        assert [words for words in chinese if words not in plain] == []
+        assert [words for words in english if words.replace("_", " ") in plain.replace("layers=", "")] == []
         assert "注意" not in plain.replace("注意力", "")
 
 
 @pytest.mark.gate
 def test_the_environment_turns_colour_on_and_off():
-    def steps(**environment):
-        return call("explain", LONG, "--steps", environment=environment).stdout
-
-    assert "\x1b" not in steps()
+    steps = partial(call, "explain", LONG, "--steps")
+    assert "\x1b" not in steps().stdout
     coloured = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
-    assert "\x1b[48;2;" in steps(**coloured, COLORTERM="truecolor")
+    assert "\x1b[48;2;" in steps(environment=coloured | {"COLORTERM": "truecolor"}).stdout
     limited = run("explain", LONG, "--steps", **coloured).stdout  # in a process: Rich keeps a style's colours
     assert [each in limited for each in ("48;5;", "48;2;")] == [True, False]
-    none = steps(**coloured, NO_COLOR="1")
+    none = steps(environment=coloured | {"NO_COLOR": "1"}).stdout
     assert [each in none for each in ("48;", ".:-=+*#%@")] == [False, True]
 
 
@@ -265,8 +255,7 @@ REFUSED |= {f"explain 'humpty dumpty sat on' {edit}": words for edit, words in E
 def test_errors_are_in_english_also_where_reports_are_in_chinese(encoding):
     said = call("explain", "--lang", "zh", encoding=encoding).stderr
     assert said.startswith("clearhead explain: expected either TEXT or --file. hint: clearhead explain ")
-    said = call("trace", "none.json", "--lang", "zh", encoding=encoding).stderr
-    assert said.startswith("clearhead trace: none.json ")
+    assert call("trace", "none.json", "--lang", "zh", encoding=encoding).stderr.startswith("clearhead trace: none.json")
 
 
 @pytest.mark.parametrize("command", REFUSED)
@@ -293,9 +282,8 @@ def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path):
 @pytest.mark.parametrize("encoding", ["gbk", "cp1252", "ascii"])
 @pytest.mark.parametrize("words", ["explain --steps 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
 def test_every_encoding_prints_the_numbers(encoding, words):
-    done = call(*[word.replace("_", " ") for word in words.split()], encoding=encoding)
-    assert (done.returncode, done.stderr) == (1 if "wrong" in words else 0, "")
-    said = done.stdout
+    code, said, complaint = call(*[word.replace("_", " ") for word in words.split()], encoding=encoding)
+    assert (code, complaint) == (1 if "wrong" in words else 0, "")
     assert "A = softmax(" in said or "usage:" in said
     if encoding == "ascii" and "explain" in words and "usage:" not in said:
         assert "0 \\u732b1/3" in said
