@@ -24,22 +24,10 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-\d+)?")
 def shell(command: str, given: str = "") -> tuple[str, str]:
     """What the command prints of this input, and on standard error."""
     plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLORTERM")}
-    plain |= {
-        "COLUMNS": "80",
-        "LC_ALL": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",  # starting more takes longer than these commands need them
-        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
-    done = subprocess.run(
-        ["bash", "-c", command],
-        input=given,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=plain,
-        cwd=ROOT,
-        check=False,
-    )
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
+    plain |= {"COLUMNS": "80", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "PATH": path}
+    bash = ["bash", "-c", command]
+    done = subprocess.run(bash, input=given, capture_output=True, encoding="utf-8", env=plain, cwd=ROOT, check=False)
     return done.stdout, done.stderr
 
 
@@ -47,10 +35,8 @@ def run(command: str) -> str:
     """What the command prints. What is piped through several filters runs once."""
     first, _, rest = command.partition(" | ")
     out, error = shell(first)
-    if rest:
-        out, more = shell(rest, out)
-        error += more
-    return "".join(line.rstrip() + "\n" for line in (out + error).splitlines())
+    out, more = shell(rest, out) if rest else (out, "")
+    return "".join(line.rstrip() + "\n" for line in (out + error + more).splitlines())
 
 
 def renewed(text: str, *, quick: bool) -> str:
