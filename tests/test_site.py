@@ -4,6 +4,7 @@ import importlib.util
 import re
 import warnings
 import zlib
+from concurrent.futures import ProcessPoolExecutor
 from inspect import getdoc
 from itertools import pairwise
 from multiprocessing import get_context
@@ -95,8 +96,8 @@ def site(tmp_path_factory):
 
     out = tmp_path_factory.mktemp("site")
     building = [["-q", "-W", "--keep-going", *source, str(out / name)] for name, source in SOURCES.items()]
-    with warnings.catch_warnings(action="ignore"), get_context("fork").Pool(2) as pool:
-        assert pool.map(build_main, building, chunksize=1) == [0, 0]
+    with warnings.catch_warnings(action="ignore"), ProcessPoolExecutor(2, get_context("fork")) as pool:
+        assert [*pool.map(build_main, building)] == [0, 0]
     return out
 
 
