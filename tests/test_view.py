@@ -181,7 +181,7 @@ def test_a_page_says_when_its_server_has_ended(running, matrix):
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("humpty dumpty sat on a wall", encoding="utf-8")
-    command = [sys.executable, "-m", "clearhead", "view", "--text-file", str(text), "--no-open"]
+    command = [sys.executable, "-m", "clearhead", "view", "--file", str(text), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         address = running.stdout.readline().strip()
         port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/", address).groups()
@@ -196,4 +196,4 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
 def test_a_port_that_is_taken_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} cannot be used" in refused("view", "--text-file", tmp_path / "none.txt", "--port", port)
+        assert f"port {port} cannot be used" in refused("view", "--file", tmp_path / "none.txt", "--port", port)

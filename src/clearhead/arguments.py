@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -135,7 +136,7 @@ _COMMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "models": {"--json": _FLAG},
     "view": {
         "model": _text("MODEL", nargs="?"),
-        "--text-file": _FILE,
+        "--file": _FILE,
         "--port": {**_WHOLE, "default": 0},
         "--no-open": _FLAG,
     },
@@ -214,7 +215,15 @@ def read(arguments: list[str]) -> argparse.Namespace:
     first = arguments[0] if arguments else ""
     if first.startswith("-") and not any(first.startswith(known) for known in ("-h", "--h", "--v", "--l")):
         parser.error(f"{first} stands before the command: options go after it, as in clearhead explain … {first}")
-    options = parser.parse_args(arguments)
+    options, others = parser.parse_known_args(arguments)
+    if others:
+        names = [name[2:] for name in _COMMANDS[options.command] if name.startswith("--")]
+        near = get_close_matches(others[0].partition("=")[0].lstrip("-"), names, n=1)
+        hint = f"did you mean --{near[0]}?" if near else f"clearhead {options.command} --help shows examples."
+        if options.command == "explain" and not others[0].startswith("-"):
+            hint = f'quotes make one text of several words: clearhead explain "{" ".join([options.text, *others])}"'
+        complain(f"clearhead {options.command}", f"unrecognized arguments: {' '.join(others)}. hint: {hint}")
+        sys.exit(2)
     if options.lang is not None and options.command in _IN_ENGLISH:
         parser.error(f"--lang {options.lang}: {options.command} prints English only")
     options.lang = language

@@ -237,9 +237,9 @@ def _long_text(options: argparse.Namespace) -> dict[str, Any]:
     from clearhead.view.long import document
     from clearhead.view.server import weights_of
 
-    if options.text_file is None:
-        raise FileError("expected --text-file: the text to run.", "clearhead view --text-file book.txt")
-    text = read_text(options.text_file)
+    if options.file is None:
+        raise FileError("expected --file: the text to run.", "clearhead view --file book.txt")
+    text = read_text(options.file)
     runs = [shown_run(load_model(options.model), text, partial(progress, what="layers"))]
     title = say(options.lang, "view title", text=cut(bare(text), 40))
     shown = document(runs, title, options.lang, served=True, each=partial(progress, what="heads"))
