@@ -79,9 +79,7 @@ RULES: Errors = {
         "kv_segments, mask, query_lengths, query_offset, query_segments, "
         "scale, sinks, softcap, spans, window.": attention(casual=True),
         "mask is float64: expected bool, True = may attend.\n\n"
-        "hint: numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.": attention(
-            mask=np.ones((6, 5))
-        ),
+        "hint: numbers to add to the scores go in `bias`; mask != 0 makes 1/0 a mask.": attention(mask=np.ones((6, 5))),
         "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.": attention(
             bias=np.ones((6, 5), bool)
         ),

@@ -39,13 +39,12 @@ OBJECT: Errors = {  # of a matrix, and of one of its effects
         f"index 4 is outside axis 1: {MATRIX}": lambda: A[0, 4],
         "the transpose has no index, only A.T @ g.\n\nhint: A[..., 3] is a column of the matrix.": lambda: A.T[..., 7],
         f"axis 0 is indexed by list: {COPY}": lambda: A[[0, 1]],
+        f"axis 1 is indexed by slice(None, None, 0): {COPY}": lambda: A[:, ::0],
         "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)": observe(entropy=True, queries=3),
     },
     TypeError: {
         f"v is int64: {FLOAT}": lambda: A @ np.ones(5, int),
-        "query_groups is float64: expected whole numbers.": [
-            observe(groups=(np.zeros(6), LABELS[1])),
-        ],
+        "query_groups is float64: expected whole numbers.": observe(groups=(np.zeros(6), LABELS[1])),
         "unknown effect `peak`.\n\nhint: Known: by_key, by_query, groups, image, strongest, top.": lambda: (
             cuts().observe(peak=True)
         ),

@@ -79,7 +79,7 @@ def layer_name(layer: Any, names: Sequence[str]) -> str:
     if str(layer) in names:
         return str(layer)
     if isinstance(layer, str) or not -len(names) <= layer < len(names):
-        raise SelectionError(f"there is no layer {shown(layer)}.", f"seen are: {', '.join(names)}")
+        raise SelectionError(f"there is no layer {shown(layer)}.", f"there are: {', '.join(names)}")
     return names[int(layer)]
 
 
@@ -230,7 +230,7 @@ def read_matrix(name: str, value: Any, sizes: Extent, _: Fields) -> Array:
     if name == "mask" and array.dtype != np.bool_:
         raise DtypeError(
             f"mask is {array.dtype}: expected bool, True = may attend.",
-            "numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
+            "numbers to add to the scores go in `bias`; mask != 0 makes 1/0 a mask.",
         )
     if name == "bias" and array.dtype not in FLOATS:
         raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
