@@ -180,7 +180,7 @@ def test_a_page_says_when_its_server_has_ended(running, matrix):
 
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
     text = tmp_path / "book.txt"
-    text.write_text("humpty dumpty sat on a wall", encoding="utf-8")
+    text.write_text("humpty dumpty\nsat on a wall", encoding="utf-8")
     command = [sys.executable, "-m", "clearhead", "view", "--file", str(text), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         address = running.stdout.readline().strip()

@@ -233,7 +233,7 @@ def _long_text(options: argparse.Namespace) -> dict[str, Any]:
     """Run a text for the page of every head, whose weights the server computes."""
     from clearhead.explaining.head_steps import shown_run
     from clearhead.models.finding import load_model
-    from clearhead.spelling import bare, cut
+    from clearhead.spelling import cut
     from clearhead.view.long import document
     from clearhead.view.server import weights_of
 
@@ -241,7 +241,7 @@ def _long_text(options: argparse.Namespace) -> dict[str, Any]:
         raise FileError("expected --file: the text to run.", "clearhead view --file book.txt")
     text = read_text(options.file)
     runs = [shown_run(load_model(options.model), text, partial(progress, what="layers"))]
-    title = say(options.lang, "view title", text=cut(bare(text), 40))
+    title = say(options.lang, "view title", text=cut(text.strip(), 40))
     shown = document(runs, title, options.lang, served=True, each=partial(progress, what="heads"))
     return {"document": lambda: shown, "doors": weights_of(runs)}
 

@@ -292,9 +292,9 @@ def read_index(key: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[int
             what = f"index {part} is outside axis {axis}: the matrix is {named(shape, WEIGHTS)}."
             raise SelectionError(what) from None
         except Exception:  # another library's __index__ may raise anything
-            what = part if isinstance(part, slice) else type(part).__name__
+            kind = part if isinstance(part, slice) else type(part).__name__
             raise SelectionError(
-                f"axis {axis} is indexed by {what}: expected integers, slices and `...`.",
+                f"axis {axis} is indexed by {kind}: expected integers, slices and `...`.",
                 "A[...][that] indexes a stored copy.",
             ) from None
         ranges.append(picked if isinstance(part, slice) else range(picked, picked + 1))
