@@ -268,7 +268,7 @@ def test_the_page_shows_the_answer_why_and_the_runs_without(running, port):
     assert number(rows[part.text][1]) == pytest.approx(part.hidden, abs=0.006)
     assert number(rows[part.text][2]) == pytest.approx(-part.effect, abs=0.006)
     assert number(rows["0.3"][1]) == pytest.approx(found.estimate.heads_run[0, 3], abs=0.006)
-    page.fill("#serve-against", " hill")
+    page.locator("#serve-against").press_sequentially(" hill")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('h1').textContent.includes('hill')")
     page.reload()

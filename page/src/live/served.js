@@ -158,7 +158,7 @@ function without({ header: { why, runs, tokens } }, { chosen, follow }, asked, r
       const said = t("serve against");
       const rival = h("input", { id: "serve-against", "aria-label": said, placeholder: said, autocomplete: "off" });
       const compare = () => rival.value.trim() && answer({ ...asked, answer: why.answer, against: rival.value });
-      rival.onkeydown = (event) => event.key === "Enter" && !event.isComposing && compare();
+      rival.onkeydown = (event) => void (event.key === "Enter" && !event.isComposing && compare()); // false cancels
       const tried = h("div.pan", { role: "status" });
       const columns = ["without", "share", "truth", "estimate", "then"].map((name) => columnHead(t(`serve ${name}`)));
       const rowOf = (/** @type {any} */ { what, was, share, truth, estimate, likeliest, probability }) =>
