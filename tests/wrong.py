@@ -86,7 +86,7 @@ NEEDED = {  # what the inputs must have, and the mistakes that need it
     "groups": ("grouped keys tiled", "first key group only"),
     "rotary": (
         *("rotary missing", "rotary pairing", "rotary off by one", "rotary on values", "rotary backwards"),
-        "rotary on one side",
+        *("rotary on one side", "rotary twice"),
     ),
     "causal": (
         *("causal mask missing", "causal mask inverted", "causal mask strict", "mask after softmax"),

@@ -147,6 +147,8 @@ def rotary(q, k, v, does, details, rules):
     pairs = "neighbours" if "rotary pairing" in does else "half"
     if "rotary missing" in does:
         return q, k, v
+    if "rotary twice" in does:
+        q, k = _turn(q, places_q, base, pairs), _turn(k, places_k, base, pairs)
     turned_q, turned_k = _turn(q, places_q, base, pairs), _turn(k, places_k, base, pairs)
     if "rotary on one side" in does:
         return (turned_q, k, v) if which % 2 else (q, turned_k, v)

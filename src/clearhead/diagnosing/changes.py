@@ -123,7 +123,7 @@ class Workings:
         frequencies = base ** (-np.arange(half) / max(1, half))
         if self.precision is not None:  # most libraries compute angles in float32, which is no mistake
             places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
-        angles = places * (-frequencies if recipe["rotary"] == "backwards" else frequencies)
+        angles = places * (frequencies * {"backwards": -1, "twice": 2}.get(recipe["rotary"], 1))
         cos, sin = (turn(angles)[:, None].astype(x.dtype) for turn in (np.cos, np.sin))
         by_two = neighbours != (recipe["rotary"] == "pairing")
         first, second = (np.s_[..., ::2], np.s_[..., 1::2]) if by_two else (np.s_[..., :half], np.s_[..., half:])
