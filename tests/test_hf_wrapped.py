@@ -81,7 +81,7 @@ def _fresh_compiler():
 
 
 QUICK = [("llama", "left"), ("bert", "")]
-EVERY = [("gpt2", ""), *[("drawn", padding) for padding in ("", "left", "drawn")]]
+EVERY = [("gpt2", ""), *[("drawn", padding) for padding in ("", "left")]]
 
 
 @pytest.mark.gate
@@ -91,8 +91,6 @@ def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
         name = str(fresh().choice(MORE))
     family = FAMILY[name]
     ours, theirs = both(name)
-    if padding == "drawn":
-        padding = str(fresh().choice(["", "left"]))
     passed = inputs(family, "right" if padding and family.kind == "encoder" else padding)
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
     with torch.no_grad():
@@ -100,7 +98,8 @@ def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
 
 
 def check_compiled_gradients(name: str, backend: str) -> None:
-    ours, theirs = both(name, **no_dropout(name))
+    one_layer = {"n_layer" if name == "gpt2" else "num_hidden_layers": 1}
+    ours, theirs = both(name, **no_dropout(name), **one_layer)
     passed = inputs(name, "right")
     result = gradients(torch.compile(ours.train(), fullgraph=True, backend=backend), passed)
     same_gradients({name.replace("_orig_mod.", ""): x for name, x in result.items()}, gradients(theirs, passed))
@@ -124,7 +123,7 @@ def test_training_with_dropout_is_traced_too():
 
 @pytest.mark.gate
 def test_another_length_and_batch():
-    ours, theirs = both("llama")
+    ours, theirs = both("llama", num_hidden_layers=1)
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="eager")
     with torch.no_grad():
         for batch, length in ((1, 5), (2, 9), (3, 17)):
@@ -134,11 +133,11 @@ def test_another_length_and_batch():
 
 @pytest.mark.parametrize("name", of_tiers([], ["llama", "gemma3"]))
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
-    ours, theirs = both(name)
+    whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
+    ours, theirs = both(name, **({"num_hidden_layers": 1} if whole else {}))
     passed = inputs(name, "left")
     options = greedy(6, cache_implementation="static")
     expected = theirs.generate(**passed, **options)
-    whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
     ours.forward = torch.compile(ours.forward, fullgraph=whole, backend="eager")
     assert torch.equal(ours.generate(**passed, **options), expected)
 

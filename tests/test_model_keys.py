@@ -71,7 +71,7 @@ def test_each_key_of_a_folder_counts_or_is_refused(tmp_path, name):
                 changes.append({"rope_parameters": None, key: value})
             if "per_layer_config" in stated and key.startswith(("global", "layer", "num_")):  # as on the hub
                 changes.append({"per_layer_config": None, "global_head_dim": 16, key: value})
-    right, drawn = 0, fresh().permutation(len(changes))[: settings().max_examples]  # in the long run all
+    right, drawn = 0, fresh().permutation(len(changes))[: settings().max_examples * 2 // 3]  # in the long run all
     for change in (changes[number] for number in drawn):
         kept = {key: value for key, value in {**stated, **change}.items() if change.get(key, value) is not None}
         (place / "config.json").write_text(json.dumps(kept))

@@ -32,8 +32,10 @@ TEXTS = [
 ]
 
 
-@pytest.mark.gate
-def test_the_first_three_parts_and_every_sentence_are_true():
+@pytest.mark.parametrize("texts", [
+    pytest.param(TEXTS[::2], marks=pytest.mark.gate, id="half"), pytest.param(TEXTS, marks=pytest.mark.long, id="all"),
+])  # fmt: skip
+def test_the_first_three_parts_and_every_sentence_are_true(texts):
     model = in_float64(gpt2.load())
 
     def logits_of(ids, hidden=(), weigh=None, off=None):
@@ -49,4 +51,4 @@ def test_the_first_three_parts_and_every_sentence_are_true():
 
         return dense(model, ids, weigh=changed)[0]
 
-    check(ch.explain, TEXTS, logits_of)
+    check(ch.explain, texts, logits_of)
