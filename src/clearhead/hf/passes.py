@@ -43,12 +43,13 @@ def check_model(model: Any) -> None:
 def switch(model: nn.Module) -> Implementations:
     """Switch every attention to ours and return the former settings. Raises RuleError if a model does not allow it."""
     register()
-    before = _implementations(model)
+    inner = models(model)
+    before = _implementations(inner)
     try:
-        for part in models(model):
+        for part in inner:
             if part.config._attn_implementation != NAME:
                 part.set_attn_implementation(NAME)
-        for part in models(model):
+        for part in inner:
             if part.config._attn_implementation != NAME:
                 classes = dict.fromkeys(type(module) for module in part.modules() if mixes_tokens(module))
                 local = [kind for kind in classes if kind.__module__ == type(part).__module__]
@@ -96,10 +97,10 @@ def models(model: nn.Module) -> list[PreTrainedModel]:
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
-def _implementations(model: nn.Module) -> Implementations:
-    """Every config of the model and its parts, outermost first, with its implementation."""
+def _implementations(inner: list[PreTrainedModel]) -> Implementations:
+    """Every config of the models and their parts, outermost first, with its implementation."""
     configs: dict[int, tuple[PretrainedConfig, Any]] = {}
-    waiting = [part.config for part in models(model)]
+    waiting = [part.config for part in inner]
     while waiting:
         config = waiting.pop(0)
         if id(config) in configs:
@@ -121,10 +122,10 @@ class Passes:
 
     def __init__(self, model: Any) -> None:
         check_model(model)
-        if any(module in self.registry for module in model.modules()):
-            raise RuleError(*self.already)
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
+        if not self.registry.keys().isdisjoint(self.paths):
+            raise RuleError(*self.already)
         inner = [path for module, path in self.paths.items() if isinstance(module, PreTrainedModel)]
         first = f"{inner[0]}." if inner and inner[0] else ""  # of the paths of one model inside a wrapper
         self.root = first if all(path.startswith(first) for path in inner[1:]) else ""
@@ -152,14 +153,14 @@ class Passes:
         with ExitStack() as after:
             after.callback(restore, before)
             after.enter_context(torch.compiler.set_stance("force_eager"))
-            for module in dict.fromkeys((self.model, *models(self.model))):
+            for module in dict.fromkeys((self.model, *(x for x in self.paths if isinstance(x, PreTrainedModel)))):
                 after.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
                 after.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             for module in filter(mixes_tokens, self.paths):
                 after.callback(module.register_forward_pre_hook(lambda module, _: self.ran.add(module)).remove)
             attending.eager.update(were_eager)
             after.callback(attending.eager.difference_update, were_eager)
-            for module in self.model.modules():
+            for module in self.paths:
                 self.registry[module] = self
                 after.callback(self.registry.pop, module, None)
             yield
