@@ -89,9 +89,8 @@ EVERY = [("gpt2", ""), *[("drawn", padding) for padding in ("", "left")]]
 def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
     if name == "drawn":
         name = str(fresh().choice(MORE))
-    family = FAMILY[name]
     ours, theirs = both(name)
-    passed = inputs(family, "right" if padding and family.kind == "encoder" else padding)
+    passed = inputs(name, "right" if padding and FAMILY[name].kind == "encoder" else padding)
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
     with torch.no_grad():
         same(logits(compiled(**passed)), logits(theirs(**passed)), passed.get("attention_mask"))
@@ -135,8 +134,7 @@ def test_another_length_and_batch():
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
     ours, theirs = both(name, **({"num_hidden_layers": 1} if whole else {}))
-    passed = inputs(name, "left")
-    options = greedy(6, cache_implementation="static")
+    passed, options = inputs(name, "left"), greedy(6, cache_implementation="static")
     expected = theirs.generate(**passed, **options)
     ours.forward = torch.compile(ours.forward, fullgraph=whole, backend="eager")
     assert torch.equal(ours.generate(**passed, **options), expected)
