@@ -126,15 +126,16 @@ def test_another_length_and_batch():
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="eager")
     with torch.no_grad():
         for batch, length in ((1, 5), (2, 9), (3, 17)):
-            tokens = torch.randint(2, 59, (batch, length))
-            same(compiled(tokens).logits, theirs(tokens).logits)
+            tokens, least = torch.randint(2, 59, (batch, length)), torch.finfo(torch.float32).min
+            for mask in (None, torch.full((batch, 1, length, length), least).triu(1)):
+                same(compiled(tokens, mask).logits, theirs(tokens, mask).logits)
 
 
 @pytest.mark.parametrize("name", of_tiers([], ["llama", "gemma3"]))
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     whole = name == "llama"  # the masks of sliding windows are made outside and carry rules
     ours, theirs = both(name, **({"num_hidden_layers": 1} if whole else {}))
-    passed, options = inputs(name, "left"), greedy(6, cache_implementation="static")
+    passed, options = inputs(name, str(fresh().choice(["", "left"]))), greedy(6, cache_implementation="static")
     expected = theirs.generate(**passed, **options)
     ours.forward = torch.compile(ours.forward, fullgraph=whole, backend="eager")
     assert torch.equal(ours.generate(**passed, **options), expected)
