@@ -118,7 +118,7 @@ def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str, n: int):
 
 @pytest.mark.parametrize(
     ("heads", "n", "most"),
-    [(4, 2048, 74e6), pytest.param(8, 16_384, 400e6, marks=pytest.mark.long)],
+    [pytest.param(4, 2048, 74e6, marks=pytest.mark.gate), pytest.param(8, 16_384, 400e6, marks=pytest.mark.long)],
 )
 def test_derivatives_along_a_direction_store_no_weights(heads: int, n: int, most: float):
     """Every derivative by q, k and v, d 64; one matrix of weights has 67 MB and 8.6 GB, a dense derivative several."""
