@@ -17,7 +17,7 @@ _QUIET = ("--disable-component-update", "--disable-sync")
 _BARE = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,PaintHolding,OptimizationHints,PreconnectToSearch"
 _AWAKE = ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows")
 _ALIKE = "--font-render-hinting=none"  # glyphs stand where they do in a browser with windows
-# The first has no windows, and takes two thirds of the processor time of the others.
+# The first has no windows, and takes three quarters of the processor time of the others.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
 BROWSER = os.environ.get("CLEARHEAD_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
 _AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
