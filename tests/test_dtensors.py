@@ -11,7 +11,6 @@ from seeds import fresh
 SCRIPT = Path(__file__).with_name("dtensors.py")
 SCENARIOS = "everything,narrow,messages,shapes"
 JOBS = [
-    ("shapes", 2),
     pytest.param(f"{SCENARIOS},refused", 3, marks=pytest.mark.gate),
     *(pytest.param(f"{SCENARIOS},refused", ranks, marks=pytest.mark.long) for ranks in (1, 2, 4)),
 ]

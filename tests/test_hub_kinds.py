@@ -221,6 +221,7 @@ def test_models_without_attention_to_see_are_refused(kind: str, config: str, mor
         ch.load_model((made(kind, config, more), tokenizer(WORDS)))
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_line_says_where_hiding_does_not_hold():
     """Zaya's keys and values are mixed with those of the tokens before, inside its attention."""

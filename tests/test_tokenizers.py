@@ -144,7 +144,7 @@ def published(pre):
     return Tokenizer.from_str(json.dumps(whole | {"decoder": {**level, "use_regex": True}, "model": model}))
 
 
-@pytest.mark.parametrize(("pre", "count"), [*((pre, 500) for pre in PUBLISHED), *DISTINCT])
+@pytest.mark.parametrize(("pre", "count"), [*((pre, 250) for pre in PUBLISHED), *DISTINCT])
 def test_byte_level_ids_are_those_of_the_published_tokenizer(tmp_path, pre, count):
     words, merges = vocabulary()
     types = [1] * (len(words) - 3) + [CONTROL, CONTROL, USER]
