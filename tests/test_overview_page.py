@@ -116,11 +116,8 @@ def test_a_link_opens_its_stop_and_terms_explain_themselves(running, explained):
         assert axe(page, "'.tour'") == []
 
 
-SLOWLY = """
-    const read = Response.prototype.arrayBuffer;
-    const waiting = () => new Promise((go) => setTimeout(go, 500));
-    Response.prototype.arrayBuffer = function () { return waiting().then(() => read.call(this)) };
-"""
+SLOWLY = """const read = Response.prototype.arrayBuffer, waiting = () => new Promise((go) => setTimeout(go, 500));
+    Response.prototype.arrayBuffer = function () { return waiting().then(() => read.call(this)) }"""
 
 
 def test_a_record_has_the_tour_without_changes_of_the_run(running):

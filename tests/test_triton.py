@@ -15,7 +15,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 import clearhead as ch
-from clearhead.core.arrays import DeviceArray
+from clearhead.core.arrays import DeviceArray, bfloat16
 from clearhead.core.axes import Array
 from clearhead.core.call import Call, describe
 from clearhead.core.state import State
@@ -84,6 +84,12 @@ def test_what_a_row_must_not_see_does_not_reach_it():
         for name in ("output", "entropy", "logsumexp"):
             np.testing.assert_allclose(*(getattr(x, name) for x in seen), 1e-4, 1e-5, err_msg=name)
         assert np.isfinite(seen[0].output[:, :, :40]).all()
+
+
+def test_weights_are_not_rounded_to_a_narrower_operand():
+    q, k, g = fresh().standard_normal((3, 9, 8)).astype(np.float32)
+    A, narrow = ch.AttentionMatrix(q, k, engine="triton"), g.astype(bfloat16)
+    np.testing.assert_allclose(A.T @ narrow, np.asarray(A).T @ narrow.astype(np.float32), atol=1e-5)
 
 
 def check_rows(case: Case) -> None:
