@@ -11,14 +11,12 @@ import pytest
 from clearhead.view.page import encoded
 
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-_QUIET = ("--disable-component-update", "--disable-sync")
+_QUIET = ("--disable-component-update", "--disable-sync", "--font-render-hinting=none")  # all browsers set text alike
 # Two pages of its window's address bar, which nobody sees, cost each context half as much as the page that is tested.
 # The other three are switched off by Playwright, whose list this one replaces.
 _BARE = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,PaintHolding,OptimizationHints,PreconnectToSearch"
 _AWAKE = ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows")
-_ALIKE = "--font-render-hinting=none"  # glyphs stand where they do in a browser with windows
-# The first has no windows, and takes three quarters of the processor time of the others.
-_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first, without windows, takes a quarter less
 BROWSER = os.environ.get("CLEARHEAD_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
 _AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
 
@@ -30,7 +28,7 @@ def browser():
     if BROWSER is None:
         pytest.skip("no chromium: apt-get install chromium-headless-shell, or name one with CLEARHEAD_BROWSER")
     with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=BROWSER, args=[*_FLAGS, *_QUIET, *_AWAKE, _BARE, _ALIKE])
+        running = driver.chromium.launch(executable_path=BROWSER, args=[*_FLAGS, *_QUIET, *_AWAKE, _BARE])
         yield running
         running.close()
 

@@ -90,6 +90,8 @@ def test_weights_are_not_rounded_to_a_narrower_operand():
     q, k, g = fresh().standard_normal((3, 9, 8)).astype(np.float32)
     A, narrow = ch.AttentionMatrix(q, k, engine="triton"), g.astype(bfloat16)
     np.testing.assert_allclose(A.T @ narrow, np.asarray(A).T @ narrow.astype(np.float32), atol=1e-5)
+    half = ch.AttentionMatrix(q.astype(np.float16), k.astype(np.float16), engine="triton")
+    assert np.isfinite(half.T @ (1e30 * g).astype(bfloat16)).all()  # float16 would hold none of these
 
 
 def check_rows(case: Case) -> None:

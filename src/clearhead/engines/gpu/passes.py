@@ -128,7 +128,7 @@ def weights(call: Call, state: State) -> Array:
 def transposed(call: Call, state: State, g: Array) -> Array:
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d): the kernel `keys` computes it as dV."""
     keys, parts, none = call.problem.keys, [], Upstream(cast("Array", None))
-    g = g.astype(max(call.problem.dtype, g.dtype, key=lambda kind: kind.itemsize), copy=False)  # weights round to it
+    g = g.astype(max(g.dtype, call.problem.dtype, key=lambda kind: kind.itemsize), copy=False)  # weights round to it
     for start in range(0, max(1, g.shape[-1]), MOST_D):
         run = Pass(call.with_values(None), "gradients", g[..., start : start + MOST_D])
         parts.append(run.zeros(keys, run.sizes.d_v))
